@@ -137,7 +137,7 @@ def _ready(decision: Decision, event: Ready) -> None:
         if decision.state.phase == "preparing":
             _without_card(decision, member, why, card_failures.none_left(decision.state.card_failures[-1]))
             return
-        decision.set(retry=now + RETRY_S, trouble=f"there is room on GPU {event.card} only, which has failed twice")
+        start_failed(decision, member.id, f"there is room on GPU {event.card} only, which has failed twice")
         return
     if event.node in decision.state.distrusted:
         decision.kill(member, "another worker of its machine has computed wrongly")
@@ -323,6 +323,8 @@ def _lost(decision: Decision, losses: list[tuple[LostMember, str]]) -> None:
             if lost_member.member.ready is None:
                 start_failed(decision, lost_member.member.id, f"{lost_member.member.name} was lost before it was ready")
         elif decision.state.phase in ("running", "regrouping"):
+            if card_failures.left_out(decision.state.card_failures):
+                decision.set(failures=0, later=None)  # its place is free, and not only that of a card that is left out
             _note_loss(decision, lost_member)
     if decision.state.phase == "saving" and not decision.state.members.count("worker", takes_part=True):
         end_interrupted(decision, "all workers are lost")

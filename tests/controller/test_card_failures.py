@@ -25,7 +25,7 @@ from orchestrator.controller.events import (
     Stepped,
 )
 from orchestrator.controller.membership import Requirements
-from orchestrator.controller.rendezvous import card_failures
+from orchestrator.controller.rendezvous import card_failures, scaling
 from orchestrator.errors import RunFailed
 from orchestrator.records.progress import Progress
 from tests.controller.reports import leaves
@@ -81,7 +81,8 @@ def test_a_card_that_fails_twice_is_left_out_with_all_that_compute_there() -> No
     new = play.of(Start)[-1].member
     play(Ready(new, FACTS, True, card="GPU-a"))
     assert play.of(Kill)[-1].member == new
-    assert play.state.retry is not None
+    assert play.state.trouble == "there is room on GPU GPU-a only, which has failed twice"
+    assert play.state.failures == 1
 
 
 def test_who_shares_a_card_that_is_left_out_goes_too() -> None:
@@ -207,6 +208,27 @@ def test_one_that_comes_later_and_fails_as_it_prepares_is_tried_again() -> None:
     assert play.state.phase == "running"
     assert len(play.of(Start)) == before + 1
     assert play.of(Start)[-1].member > new
+
+
+def test_where_only_a_card_that_is_left_out_has_room_starts_become_rare_until_another_worker_is_lost() -> None:
+    play = on("GPU-a", "GPU-b", "GPU-c")
+    lose(play, failed(0, step=4))
+    fails_to_prepare(play, card="GPU-a")
+
+    def started(seconds: float) -> int:
+        """How many workers, each of which comes to that card."""
+        before = len(play.of(Start))
+        for _ in range(int(seconds)):
+            play(Ready(play.of(Start)[-1].member, FACTS, True, card="GPU-a"))
+            play.wait(1)
+        return len(play.of(Start)) - before
+
+    assert (started(5), play.state.failures) == (1, scaling.FAILURES)
+    assert play.state.later is not None
+    assert play.state.later > scaling.SELDOM_S - 60
+    before = len(play.of(Start))
+    lose(play, failed(1, card="GPU-b", step=9))
+    assert len(play.of(Start)) > before
 
 
 def admits(play: Play, member: int, seconds: float, card: str = "GPU-a", moves: bool = False) -> list[Command]:
