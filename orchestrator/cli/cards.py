@@ -7,13 +7,16 @@ and reads the compiler from the disk. A process that does not answer is left beh
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from orchestrator.cluster.sessions.gpus import VARIABLE
 from orchestrator.common.child import Messages, Started
+from orchestrator.driver.preflight import visible_cards
 from orchestrator.numerics import cuda
 from orchestrator.provenance.environment import cards
 from orchestrator.provenance.environment.cards import Card, CardsUnknown, Lost
@@ -131,7 +134,9 @@ def report(start: Callable[[], Trying] = lambda: Started(TRIAL, silent=True, apa
         return CardReport([], unknown=str(error))
     if not found:
         return CardReport([], unknown=f"{cards.PROGRAM} finds none")
-    problem = cuda.build_problem()
+    given = os.environ.get(VARIABLE)
+    visible = visible_cards.without_lost(given, found, lost).problem if lost else visible_cards.problem_of(given, found)
+    problem = cuda.build_problem() or visible
     tried = Tried(trouble=f"nothing was tried: {problem}") if problem else heard(start())
     return CardReport(found, lost, tried=tried)
 

@@ -118,6 +118,18 @@ def test_where_no_torch_for_cards_is_nothing_is_tried(monkeypatch: pytest.Monkey
     assert len(found.as_text()) == 3
 
 
+@pytest.mark.parametrize("given", ["", "-1", "7", "abc"])
+def test_a_variable_that_hides_all_cards_is_told_and_nothing_is_tried(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "build_problem", lambda: None)
+    monkeypatch.setattr(cards, "look", lambda: Seen([FIRST], []))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    tried = report(lambda: Double([], ends=True)).tried
+    assert tried is not None
+    assert (tried.trouble or "").startswith("nothing was tried: run.device: CUDA_VISIBLE_DEVICES=")
+
+
 def test_a_card_that_is_lost_is_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "look", lambda: Seen([FIRST], [Lost("0000:3b:00.0", "GPU is lost.")]))
     found = report(lambda: Double([("cards", ["GPU-a"]), ("peers", [])], ends=True))

@@ -31,6 +31,7 @@ def test_what_does_not_fit_is_told_with_what_there_is(need: Need) -> None:
     assert told is not None
     assert told.startswith(f"the run needs {need}, more than this Ray has: ")
     assert "node 10.0.0.1 (aaaaaaaa): 4 CPUs and 1 GPU; node 10.0.0.2 (bbbbbbbb): 2 CPUs and 0 GPUs" in told
+    assert told.endswith("; a part is of one GPU, which holds 40 of them") is (need.gpus == 0.025)
 
 
 TYPED = [

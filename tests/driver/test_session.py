@@ -549,10 +549,13 @@ def test_a_run_that_is_being_stopped_when_its_ray_goes_ends_as_stopped(tmp_path:
 
 
 def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path) -> None:
+    """They have no digest, with which later runs that are right would be compared."""
     first, other = {"trace": LINES[0]}, {"trace": {**LINES[0], "gradient": "01"}}
     outcome = play(tmp_path, [*BEGIN, DESCRIBED, finished(0), finished(1)], {0: [first], 1: [other]}).outcome
     assert isinstance(outcome.error, Inconsistent)
     assert "the gradient of step 0" in str(outcome.error)
+    assert "check.every=1" in (outcome.error.remedy or "")
+    assert outcome.digest is None
 
 
 def test_a_layout_that_determines_the_result_has_to_be_whole() -> None:

@@ -131,7 +131,10 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
     rooms = [node.holds(need) for node in nodes]
     if (max(rooms, default=0) if need.together else sum(rooms)) >= need.members:
         return None
-    return f"the run needs {need}, more than this Ray has: {_listed(nodes)}"
+    told = f"the run needs {need}, more than this Ray has: {_listed(nodes)}"
+    if 0 < need.gpus < 1:
+        told += f"; a part is of one GPU, which holds {_PARTS // round(need.gpus * _PARTS)} of them"
+    return told
 
 
 def _lacks_site(site: str, count: int, need: Need, nodes: Sequence[Node]) -> str | None:

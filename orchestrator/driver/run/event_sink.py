@@ -23,7 +23,7 @@ from orchestrator.driver.run.event_table import EVENTS
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import PLAIN_EVERY_S, ProgressDisplay, say_obstacles
-from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, RunFailed
+from orchestrator.errors import ConfigurationError, Inconsistent, NotRerunnable, OrchestratorError, RunFailed
 from orchestrator.provenance.tracking import EXECUTION
 from orchestrator.records import input_audit, phases, trace
 from orchestrator.records.lines import LineFile
@@ -222,12 +222,15 @@ class EventSink:
         self.event("data_compared", run=found.run_id, drift=found.drift)
 
     def failed(self, error: OrchestratorError | None) -> None:
-        """The run ends. The first error is the one that is reported."""
-        self.outcome = replace(self.outcome, error=self.outcome.error or error)
+        """The run ends. The first error is the one that is reported. Replicas that differ have no digest in common."""
+        error = self.outcome.error or error
+        self.outcome = replace(self.outcome, error=error)
+        self.finished(self.outcome.digest)
 
     def finished(self, digest: str | None) -> None:
         """digest: of the parameters of a member that has finished; None where it has none."""
-        self.outcome = replace(self.outcome, digest=digest or self.outcome.digest)
+        digest = None if isinstance(self.outcome.error, Inconsistent) else digest or self.outcome.digest
+        self.outcome = replace(self.outcome, digest=digest)
 
     def heard(self, member: int, where: str | None, report: Mapping[str, Any]) -> None:
         """Write what a member reports, unless another has reported the same, or it is no event of the table. where: the

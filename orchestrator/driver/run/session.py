@@ -50,7 +50,8 @@ _OF_SAMPLES = ("reference", "partition")
 _WITHOUT_RAY_S = 20.0  # Ray ends a process that misses its head for a minute
 _TWO_WAYS = (
     "if the step was computed again, after a resume or a restart, something in the pipeline is left to chance (a clock, "
-    "os.urandom, an operation that is not deterministic); otherwise this is a fault of orchestrator"
+    "os.urandom, an operation that is not deterministic); on several GPUs a copy from one to another may have arrived "
+    "otherwise, and check.every=1 names the two; otherwise this is a fault of orchestrator"
 )
 _LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
 

@@ -111,7 +111,8 @@ class FreeReplica:
         if exact.fingerprint_of_integers(self._x) != self._ledger:
             raise Inconsistent(
                 "a replica is not the sum of the updates that it has applied",
-                "this is a fault of orchestrator",
+                "on several GPUs a copy from one to another may have arrived otherwise (look at dmesg of that machine for Xid, "
+                "and let the workers share one GPU: cluster.gpus_per_worker); otherwise this is a fault of orchestrator",
                 code="replica.ledger",
             )
 
