@@ -15,6 +15,8 @@ to give the same bits each time. Randomness comes from torch, numpy or `random`;
 from __future__ import annotations
 
 import inspect
+import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +46,7 @@ _COLLATE = (
     "samples of several lengths, or of types of their own, are made a batch by the pipeline's collate(self, items)"
 )
 ONE_ROW = "Expected more than 1 value per channel"  # of batch normalisation, in training
+_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _ASIDE = "the full traceback is in the run's folder, in error.txt"
 _MOSAICML = (
     "each worker is a process that MosaicML's StreamingDataset takes for the only one of its machine: read the same files by "
@@ -282,11 +285,11 @@ def _frames(error: BaseException) -> str:
 
 
 def users_frames(frames: Iterable[traceback.FrameSummary]) -> list[str]:
-    """A line for each that is neither ours nor an installed package's, innermost last."""
+    """A line for each that is neither ours, nor Python's, nor an installed package's, innermost last."""
     return [
         f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
         for frame in frames
-        if not is_own(frame) and "site-packages" not in frame.filename
+        if not is_own(frame) and "site-packages" not in frame.filename and not frame.filename.startswith(_PYTHON)
     ]
 
 

@@ -307,7 +307,9 @@ def test_who_writes_checkpoints_has_their_memory_page_locked_once_steps_run(
 
 
 def test_a_recording_for_which_there_is_no_memory_is_left_out() -> None:
-    assert "no memory for a recording" in shard_graphs.reason(torch.OutOfMemoryError(TOLD))
+    told = shard_graphs.reason(torch.OutOfMemoryError(TOLD))
+    assert "no memory for a recording" in told
+    assert told.endswith(": CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 def test_a_worker_that_may_take_no_more_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,3 +341,11 @@ def test_a_spare_gives_back_what_its_first_micro_batch_took_of_the_gpu(
     execution = SimpleNamespace(become_spare=lambda: done.append("become_spare"))
     Worker.become_spare(SimpleNamespace(_execution=execution, _plan=plan))  # type: ignore[arg-type]
     assert done == ["become_spare", *calls]
+
+
+def test_lines_of_python_itself_are_none_of_the_users() -> None:
+    """A block of ours that is entered by contextlib fails there, too."""
+    with pytest.raises(PipelineRaised) as caught, naming("loss() (step 1, shard 3)"):
+        json.loads("{")
+    assert "test_device_memory.py" in caught.value.message
+    assert "json" not in caught.value.message.partition("test_device_memory.py")[2].partition("\n")[2]

@@ -132,7 +132,7 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
     if (max(rooms, default=0) if need.together else sum(rooms)) >= need.members:
         return None
     told = f"the run needs {need}, more than this Ray has: {_listed(nodes)}"
-    if 0 < need.gpus < 1:
+    if 0 < need.gpus < 1 and any(node.resources.get("GPU") for node in nodes):
         told += f"; a part is of one GPU, which holds {_PARTS // round(need.gpus * _PARTS)} of them"
     return told
 
