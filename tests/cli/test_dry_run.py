@@ -102,8 +102,8 @@ def test_a_plan_needs_no_ray() -> None:
     subprocess.run([sys.executable, "-c", SCENE], check=True)
 
 
-def on_cards(layout: Layout, gpu_gb: float | None) -> Plan:
-    settings = settings_for(Deep, layout, shards=6, optimizer={"name": "adamw"})
+def on_cards(layout: Layout, gpu_gb: float | None, **changed: Any) -> Plan:
+    settings = settings_for(Deep, layout, shards=6, optimizer={"name": "adamw"}, **changed)
     cluster = replace(settings.cluster, gpus_per_worker=1.0, gpu_gb=gpu_gb)
     return resolve(replace(settings, run=replace(settings.run, device="cuda"), cluster=cluster))
 
@@ -184,3 +184,6 @@ def test_a_card_that_is_too_small_is_refused() -> None:
         refuse_what_exceeds(plan, memory)
     refuse_what_exceeds(plan, memory[1:])
     refuse_what_exceeds(on_cards(Layout(2, stages=2), None), memory)
+    with refused("gpu.limit-too-low") as caught:
+        refuse_what_exceeds(on_cards(Layout(2), 24.0, sync={"name": "asp"}), memory[:1])
+    assert "set sync=bsp" in str(caught.value.remedy)

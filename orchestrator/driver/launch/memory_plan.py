@@ -65,11 +65,14 @@ def refuse_crowded_cards(plan: Plan, built: Rehearsal, cut: dict[str, Any] | Non
 def refuse_what_exceeds(plan: Plan, memory: list[Needed]) -> None:
     """Raises ConfigurationError where a worker may not take of its GPU what it needs without any activation."""
     limit = plan.cluster.card_bytes
+    otherwise = "cut the model into more stages (cluster.stages), each with a worker"
+    if not plan.lockstep:
+        otherwise = "set sync=bsp, which needs less, and allows stages (cluster.stages)"
     for stage, needed in enumerate(memory):
         if limit is not None and needed.card > limit:
             whose = f"the worker of stage {stage}" if len(memory) > 1 else "a worker"
             raise ConfigurationError(
                 [f"cluster.gpu_gb: {whose} needs {sized(needed.card)} beside activations, and may take {sized(limit)}"],
-                "raise cluster.gpu_gb, or cut the model into more stages (cluster.stages), each with a worker",
+                f"raise cluster.gpu_gb, or {otherwise}",
                 code="gpu.limit-too-low",
             )
