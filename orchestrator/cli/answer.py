@@ -43,7 +43,12 @@ def ended_run(run_id: str, outcome: RunOutcome, arguments: Arguments) -> Answer:
     """Say how a run ended that was launched or gone on with."""
     if outcome.error is not None:
         console.tell(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/")
-        if outcome.checkpoint is not None and not outcome.recurs:
+        if outcome.checkpoint is not None and outcome.error.code == "record.two-ways":
+            # Each replica writes a part, and nobody knows since when they differ.
+            console.tell(
+                f"  start it anew: the checkpoint of step {outcome.checkpoint} may hold parts of replicas that differ"
+            )
+        elif outcome.checkpoint is not None and not outcome.recurs:
             console.tell(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}")
     return ended(code_of(outcome.error), outcome.as_dict(run_id, arguments.started), arguments)
 

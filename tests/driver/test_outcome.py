@@ -12,7 +12,7 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.common.values import Span, Steps
 from orchestrator.data.plan import Data
 from orchestrator.driver.report.outcome import RunOutcome
-from orchestrator.errors import Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
+from orchestrator.errors import Inconsistent, Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,14 @@ def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixt
         ended_run("0123", outcome, Arguments("", (), 0.0))
         assert ("go on from step 7: python -m orchestrator resume=0123" in capsys.readouterr().err) == (not recurs)
     assert not RunOutcome(checkpoint=7).recurs
+
+
+def test_a_checkpoint_of_replicas_that_differ_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    differ = Inconsistent("replicas disagree about the parameters of step 6", code="record.two-ways")
+    ended_run("0123", RunOutcome(error=differ, checkpoint=7), Arguments("", (), 0.0))
+    told = capsys.readouterr().err
+    assert "start it anew: the checkpoint of step 7 may hold parts of replicas that differ" in told
+    assert "resume=" not in told
 
 
 def test_times_and_rates() -> None:
