@@ -168,6 +168,13 @@ void repeats(const c10::OperatorHandle& op, const Values& given) {
                         (base == "bincount" && given[1].isTensor() && given[1].toTensor().defined()) || (base == "scatter_reduce" && given[4].toStringView() == "prod");
     if (varies) at::globalContext().alertNotDeterministic(base + "_cuda");
 }
+// What is taken by places has their shape; how much is taken by a mask is known only once that is looked at.
+bool by_places(const c10::OperatorHandle& op, const Values& given) {
+    if (op.operator_name().name != "aten::index" || !given[1].isOptionalTensorList()) return false;
+    for (const std::optional<Tensor>& places : given[1].toOptionalTensorVector())
+        if (places && places->defined() && (places->scalar_type() == at::kBool || places->scalar_type() == at::kByte)) return false;
+    return true;
+}
 void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const auto& schema = op.schema();
     const size_t count = schema.arguments().size();
@@ -195,7 +202,7 @@ void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
     bool direct = false;
     for (const auto& result : schema.returns())
         direct = direct || !(result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->kind() == c10::TypeKind::ListType);
-    for (const at::Tag tag : op.getTags()) direct = direct || tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output;
+    for (const at::Tag tag : op.getTags()) direct = direct || (tag == at::Tag::dynamic_output_shape && !by_places(op, given)) || tag == at::Tag::data_dependent_output;
     Values looks;
     if (!direct) looks = shapes(op, given);
     if (direct && card_is_recorded(stream)) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +101,20 @@ def test_a_capture_that_fails_leaves_nothing_half_ended(monkeypatch: pytest.Monk
     told = shard_graphs.reason(raised.value)
     assert told.startswith(__file__)
     assert told.endswith("card.look()): CUDA error: operation not permitted when stream is capturing")
+
+
+def test_where_only_a_package_has_looked_its_line_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "site-packages" / "masks.py"
+    file.parent.mkdir()
+    file.write_text("def look():\n    raise RuntimeError('operation not permitted')\n")
+    found: dict[str, Any] = {}
+    exec(compile(file.read_text(), file, "exec"), found)
+    with pytest.raises(RuntimeError) as raised:
+        found["look"]()
+    error = raised.value
+    assert error.__traceback__ is not None
+    told = shard_graphs.reason(error.with_traceback(error.__traceback__.tb_next))
+    assert told == f"{file}:2: raise RuntimeError('operation not permitted'): operation not permitted"
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.adapters.transformers import collating, data, measuring, models
+from orchestrator.adapters.transformers import collating, data, measuring, models, positions
 from orchestrator.adapters.transformers import training as trainers
 from orchestrator.adapters.transformers.arguments import OF_THE_LOSS, Training
 from orchestrator.adapters.transformers.library import own, package
@@ -87,7 +87,8 @@ class Model(Pipeline):
         smoothed = inputs.pop(_LABELS) if self._given.label_smoothing_factor and _LABELS in inputs else None
         if passed is not None:
             inputs["num_items_in_batch"] = passed
-        outputs = model(**inputs)
+        with positions.counted(inputs):
+            outputs = model(**inputs)
         if smoothed is not None:
             smoother = package("transformers.trainer_pt_utils").LabelSmoother(
                 epsilon=self._given.label_smoothing_factor

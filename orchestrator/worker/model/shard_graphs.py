@@ -40,6 +40,7 @@ _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls i
 
 WITHOUT: Final = "micro-batches are computed without graphs, which is slower"
 
+_TORCH = str(Path(torch.__file__).parent)
 _LIBRARIES = tuple(
     map(
         str,
@@ -406,7 +407,10 @@ def reason(error: BaseException) -> str:
 
 
 def _users_line(error: BaseException) -> str:
-    """The innermost line of the user's code that the error came through, empty where there is none."""
+    """The innermost line of the user's code that the error came through, or else of a package but torch; empty where there is
+    none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
-    return f"{own[-1].filename}:{own[-1].lineno}: {str(own[-1].line).rstrip(':')}: " if own else ""
+    packages = [each for each in frames if "-packages" in each.filename and not each.filename.startswith(_TORCH)]
+    found = own or packages
+    return f"{found[-1].filename}:{found[-1].lineno}: {str(found[-1].line).rstrip(':')}: " if found else ""

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.adapters.transformers import Model, Trainable
+from orchestrator.adapters.transformers import Model, Trainable, positions
 from orchestrator.adapters.transformers.data import load
+from orchestrator.adapters.transformers.library import package
 from orchestrator.numerics.streams import seeded
 from tests.adapters.transformers import tiny
 from tests.refusals import refused
@@ -55,6 +56,32 @@ def test_the_mean_is_over_tokens() -> None:
 def test_recomputed_activations_change_no_bit() -> None:
     args = {**CAUSAL, "model": {**tiny.CAUSAL, "config": {**tiny.CAUSAL["config"], "resid_pdrop": 0.1}}}
     assert trained(args).digest == trained(with_training(args, gradient_checkpointing=True)).digest
+
+
+def test_transformers_looks_for_several_sequences_in_a_row_only_where_a_batch_has_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    masking = package("transformers.masking_utils")
+    found: list[Any] = []
+    plain = masking.find_packed_sequence_indices
+
+    def look(of: torch.Tensor) -> Any:
+        found.append(plain(of))
+        return found[-1]
+
+    monkeypatch.setattr(masking, "find_packed_sequence_indices", look)
+    positions._answered.cache_clear()
+    try:
+        pipeline = Trainable(**CAUSAL)
+        model, tokens = pipeline.model(), torch.arange(12).view(2, 6)
+        alone, _ = pipeline.loss(model, {"input_ids": tokens, "labels": tokens})
+        assert not found
+        twice = torch.arange(3).repeat(2, 2)
+        packed, _ = pipeline.loss(model, {"input_ids": tokens, "labels": tokens, "position_ids": twice})
+        assert found[0].tolist() == [[0, 0, 0, 1, 1, 1]] * 2
+        assert packed != alone
+    finally:
+        positions._answered.cache_clear()
 
 
 def test_only_the_parameters_of_an_adapter_are_trained() -> None:
