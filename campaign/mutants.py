@@ -107,14 +107,14 @@ def _in_lives(*kinds: str) -> Hunt:
     return all_of
 
 
-def _virtual(name: str, plant: Callable[[ExitStack], None], **kind: bool) -> Mutant:
+def _virtual(name: str, plant: Callable[[ExitStack], None], missed: str = "", **kind: bool) -> Mutant:
     """Hunted in whole runs under their driver."""
 
     def undisturbed(seed: int) -> None:
         drawn = virtual_plans.plan(seed, shard_state=kind.get("shard_state", False), staged=kind.get("staged", False))
         runs.undisturbed(drawn.identity, runs._determining(drawn.layouts[0]), drawn.shard_state)
 
-    return Mutant(name, plant, partial(runs.live, **kind), undisturbed)
+    return Mutant(name, plant, partial(runs.live, **kind), undisturbed, missed=missed)
 
 
 def _of_votes(name: str, maximum: Callable[..., Any]) -> Mutant:
@@ -399,6 +399,7 @@ MUTANTS: Final = (
     _virtual(
         "what a dead worker had told its peers is not told by them",
         _in_place_of(hooks, "_is_of_the_run", lambda _: False),
+        missed="relays tell it: all who know have to die with their hosts before, which none of 5,000 lives did",
     ),
     _virtual("who comes begins one step too early", _around(RunState, "resumed", _one_step_earlier)),
     _virtual(
