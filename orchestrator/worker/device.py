@@ -1,7 +1,8 @@
 """Opens a member's device before its first generation. If sums stay there, it has memory that peers map, and kernels. If only
-contributions do, which are compressed or clipped, it needs neither: what is made of them is added up in host memory.
+contributions do, which are compressed or clipped, what is made of them is added up in host memory. A compression has kernels
+that round.
 
-If either cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. The
+If memory or kernels cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. The
 member tells so once. Sums that are not exact would have other bits there, so such a run ends.
 """
 
