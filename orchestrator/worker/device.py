@@ -2,8 +2,9 @@
 contributions do, which are compressed or clipped, what is made of them is added up in host memory. A compression has kernels
 that round.
 
-If memory or kernels cannot be had, the run goes on as with a device whose gradients leave for host memory: the same bits, slower. The
-member tells so once. Sums that are not exact would have other bits there, so such a run ends.
+Without kernels operations of torch give their bits. If memory cannot be shared, the run goes on as with a device whose
+gradients leave for host memory: the same bits, slower. The member tells so once. Sums that are not exact would have other bits
+there, so such a run ends.
 """
 
 from __future__ import annotations
