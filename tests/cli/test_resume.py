@@ -31,6 +31,7 @@ from orchestrator.records.lines import LineFile
 from tests.checkpoint.stores import events, example
 from tests.provenance.code.repositories import create, take, write
 from tests.provenance.data.dvc_project import capture
+from tests.refusals import refused
 
 PLAN = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], []))
 
@@ -76,6 +77,23 @@ def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> Non
     assert (begin.written, begin.loss, begin.metrics["validation/loss"]) == (3, 2.0, 2.0)
     assert math.isnan(begin.metrics["validation/odd"])
     assert [line["step"] for line in begin.cut] == [3, 4]
+
+
+def test_a_checkpoint_of_replicas_that_differed_is_refused_and_its_files_stay(tmp_path: Path) -> None:
+    """If there is none, the run begins anew."""
+    ended = {"event": "run_ended", "status": "failed", "code": "record.two-ways"}
+    files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": 3}, ended])
+    with contextlib.closing(LineFile(files.trace)) as trace:
+        trace.append({"step": step, "loss": float(step).hex()} for step in range(5))
+    before = files.trace.read_bytes()
+    storage = open_storage(storage_of(PLAN, files))
+    Catalog(storage, 2).commit(3, events(storage, example(3), 3))
+    with refused("resume.of-mixed"):
+        beginning_of(PLAN, files, lambda _sentence: None)
+    assert files.trace.read_bytes() == before
+    (tmp_path / "anew").mkdir()
+    anew = files_with(tmp_path / "anew", [ended])
+    assert beginning_of(PLAN, anew, lambda _sentence: None).written == 0
 
 
 def test_files_from_the_store_that_are_older_than_the_newest_checkpoint_lead_to_the_one_before(tmp_path: Path) -> None:

@@ -77,10 +77,11 @@ def test_a_folder_that_was_removed_is_there_again_for_the_end_of_the_record(tmp_
     assert not record.restored()
     record.trace.append([{"step": 2}])
     shutil.rmtree(tmp_path / "1")
-    record.close(RunOutcome(error=RunFailed("the folder was removed")))
+    record.close(RunOutcome(error=RunFailed("the folder was removed", code="record.folder")))
     assert ended == ["FAILED"]
     assert [line["step"] for line in read(record.files.trace)] == [0, 1, 2]
-    assert [line["event"] for line in read(record.files.journal)] == ["begun", "run_ended"]
+    (_, ended_line) = read(record.files.journal)
+    assert (ended_line["event"], ended_line["code"]) == ("run_ended", "record.folder")
     assert record.files.error.read_text().startswith("the folder was removed")
 
 

@@ -193,7 +193,8 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
 
 
 def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
-    """Find where the run goes on, by what it has left, and cut its trace there. Raises CheckpointDamaged."""
+    """Find where the run goes on, by what it has left, and cut its trace there. Raises CheckpointDamaged, and UsageError where
+    its replicas differed."""
     for file, is_whole in ((files.trace, _is_line), (files.barriers, _is_barrier), (files.journal, _is_event)):
         _check(file, is_whole)
     storage = open_storage(storage_of(plan, files))
@@ -215,6 +216,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     for reason in found.reasons:
         say(f"warning: {reason}")
     step = None if found.manifest is None else found.manifest.step
+    _refuse_mixed(journal, step or first, first)
     _check_seals(files, journal, step)
     if saved > (step or first) and not found.reasons:
         say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
@@ -250,6 +252,18 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         untold=(*handed.lines, *handed.evaluations),
         taken_over=taken_over(),
     )
+
+
+def _refuse_mixed(journal: Sequence[Mapping[str, Any]], step: int, first: int) -> None:
+    """Refuse a checkpoint of a run whose replicas differed in the end: each writes a part, and nobody knows since when they
+    differ. step: of the checkpoint; first: of the run. Raises UsageError."""
+    ended: Mapping[str, Any] = next((event for event in reversed(journal) if event["event"] == "run_ended"), {})
+    if step > first and ended.get("code") == "record.two-ways":
+        raise UsageError(
+            f"the replicas of this run differed, and the checkpoint of step {step} may hold parts of both",
+            "launch it anew; with check.every=1 the first step that differs is found",
+            code="resume.of-mixed",
+        )
 
 
 def _reaches(files: RunFolder, manifest: Manifest, plan: Plan) -> bool:

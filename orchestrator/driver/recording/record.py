@@ -323,7 +323,7 @@ class Record:
         self.tracker.tag(TRACE, head)
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
-            ending["error"] = outcome.error.message
+            ending |= {"error": outcome.error.message, "code": outcome.error.code}
             whole = f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n"
             put(self.files.error, self._redactor.text(whole))
             if isinstance(outcome.error, OutOfDeviceMemory) and outcome.error.snapshot:
