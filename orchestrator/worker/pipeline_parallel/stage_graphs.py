@@ -137,9 +137,8 @@ class Recording:
         call = self._call
         assert call.given is not None
         function, batch = call.given.function, self._place.batch
-        self._record = Record(
-            [], []
-        )  # of a warm-up: its nodes for gradients name the stream of that, and would be used again
+        # The nodes for gradients of a warm-up name its stream, and would be used again.
+        self._record = Record([], [])
         for parameter in self._stage.parameters.values():
             parameter.grad = None
         on_places = call._replace(function=lambda: function(batch))
