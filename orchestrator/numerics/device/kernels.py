@@ -316,6 +316,7 @@ class Operations:
     once."""
 
     dtype = torch.float64
+    quantize = staticmethod(quantize_by_operations)
 
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
         return _Adding(layout.slots, total)
@@ -356,11 +357,6 @@ class Operations:
         for each in sums:
             each += update
         fingerprint += fingerprint_by_operations(update, 0)
-
-    def quantize(
-        self, values: torch.Tensor, factor: float, back: float, levels: float, total: torch.Tensor, *, keeps: bool
-    ) -> None:
-        quantize_by_operations(values, factor, back, levels, total, keeps=keeps)
 
     def pack(self, values: torch.Tensor, into: torch.Tensor) -> None:
         """Through host memory: torch has no operations for it."""
