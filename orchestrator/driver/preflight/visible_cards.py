@@ -57,10 +57,13 @@ def look(environ: Mapping[str, str] = os.environ) -> Visible:
     return without_lost(given, found, lost) if lost else Visible(problem_of(given, found))
 
 
-def for_ray(environ: Mapping[str, str] = os.environ) -> tuple[int | None, str | None]:
+def for_ray(environ: Mapping[str, str] = os.environ, *, wanted: bool = True) -> tuple[int | None, str | None]:
     """How many GPUs there are for a private Ray to give its workers, and the product of the first. Ray would ask the driver in
     this process, which nobody can end if the driver hangs. None where NVIDIA's tool is not installed, or has an error of its
-    own. Raises ConfigurationError where the tool does not answer, or answers that no run can have a card."""
+    own. wanted: whether any worker needs one; else nobody is asked. Raises ConfigurationError where the tool does not answer,
+    or answers that no run can have a card."""
+    if not wanted:
+        return 0, None
     of_parts = gpus.for_ray(environ)
     try:
         found, _ = cards.look()

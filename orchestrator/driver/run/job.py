@@ -429,7 +429,7 @@ class Job:
             runtime_envs=False,
             metrics_port=port,
             outlived=self.supervision is not None,
-            actors=Actors(cluster.cpus, *(visible_cards.for_ray() if cluster.gpus else (0, None))),
+            actors=Actors(cluster.cpus, *visible_cards.for_ray(wanted=bool(cluster.gpus))),
         )
 
     def _crowding(self) -> str:

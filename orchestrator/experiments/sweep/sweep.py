@@ -229,7 +229,7 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: TrialBo
     if cpus > cores:
         board.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
     port = described.settings.tracking.metrics_port
-    actors = Actors(1.0, *(visible_cards.for_ray() if cluster.gpus else (0, None)))
+    actors = Actors(1.0, *visible_cards.for_ray(wanted=bool(cluster.gpus)))
     with LocalRay(cpus, cluster.timeouts.start_s, check, metrics_port=port, actors=actors) as ray:
         yield ray
 

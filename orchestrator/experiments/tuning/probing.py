@@ -71,7 +71,7 @@ def probing(settings: Settings, display: ProgressDisplay, most: int = 0) -> Iter
     planned = resolve(settings).cluster
     servers = max(1, planned.members.servers)
     room = cluster.cpus_per_worker * (max(cores, most, cluster.workers.start) + servers)
-    actors = Actors(1.0, *(visible_cards.for_ray() if planned.gpus else (0, None)))
+    actors = Actors(1.0, *visible_cards.for_ray(wanted=bool(planned.gpus)))
     ray: Any = JoinedRay(cluster.address) if cluster.address is not None else LocalRay(room, timeout_s, actors=actors)
     try:
         with ray as session:
