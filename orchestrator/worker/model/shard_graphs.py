@@ -399,7 +399,7 @@ def reason(error: BaseException) -> str:
     text = str(chain[first]).strip()
     what = text.splitlines()[0] if text else type(chain[first]).__name__
     if any(map(gpu_memory.ran_out, chain)):
-        # What torch says of the card next is of another moment when it is read.
+        # Behind that torch tells how full the card is, which is of another moment when it is read.
         wanted = what.partition(" GPU ")[0].rstrip(".")
         return f"the GPU has no memory for a recording, which keeps what its passes need: {wanted}"
     return f"{lines[first]}{what}"
