@@ -1,8 +1,8 @@
 """All that is particular to CUDA: whether this process can compute there, what makes it deterministic, what to record of it.
 
 Deterministic algorithms as such are switched on for every device (`determinism.prepare_thread`); an operation that has none
-raises then, and names itself. An earlier version ran on an H100 and an H200 (`docs/training.md`). The tests try this one as
-far as a build without CUDA goes.
+raises then, and names itself. `docs/benchmarks/gpu.md` says on which cards it ran. The tests try it as far as a build without
+CUDA goes.
 Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
 """
 

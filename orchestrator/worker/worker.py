@@ -367,6 +367,8 @@ class Worker:
 
         def doing() -> str:
             now = self._services.heartbeat.snapshot()
+            if now["activity"] == "idle":
+                return "a worker between two generations"
             step = "" if now["step"] is None else f" (step {now['step']})"
             return f"the {now['activity']} phase{step}"
 

@@ -131,6 +131,15 @@ def test_what_an_optimizer_remembers_is_found_out(name: str, options: dict[str, 
     assert optimizers.remembered(name, options) == elements
 
 
+def test_a_driver_that_tries_an_optimizer_looks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **how: looks.append(how))
+    assert optimizers.remembered("adam", {"lr": 0.123}) == 2
+    assert not looks
+    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]).step()
+    assert looks
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("on", [On(), On(3, "ring"), On(4, "tree")])
 def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
