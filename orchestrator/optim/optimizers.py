@@ -367,7 +367,7 @@ def _remembered(name: str, options: str) -> float:
     weight = module.weight = torch.nn.Parameter(torch.zeros(_TRIED, _TRIED))
     optimizer = build(name, json.loads(options), module)
     weight.grad = torch.zeros_like(weight)
-    # Adam looks for a GPU before each step. The look would start CUDA in the driver of a run, and a card that hangs would hold it.
+    # Adam looks for a GPU before each step. The look would start CUDA in a run's driver, and a card that hangs would hold it.
     vars(optimizer)["_accelerator_graph_capture_health_check"] = lambda: None
     optimizer.step()
     tensors = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
