@@ -378,6 +378,13 @@ def test_faults_are_told_alike(monkeypatch: pytest.MonkeyPatch, pipeline: type[P
 
 
 @pytest.mark.usefixtures("retracer")
+def test_a_sparse_gradient_is_told_before_recordings_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, plain = told_twice(monkeypatch, f.SparseGradient)
+    assert "sparse gradient" in plain
+    assert recorded == plain
+
+
+@pytest.mark.usefixtures("retracer")
 def test_a_loss_that_is_read_late_names_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded, plain = told_twice(monkeypatch, Spoiled)
     assert "not finite itself" in plain

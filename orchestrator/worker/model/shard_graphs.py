@@ -226,7 +226,7 @@ class ShardGraphs:
 
     def compute(self, arriving: Arriving, work: Work) -> Judged | None:
         """The loss and the weight of a micro-batch, in memory of their own; its gradients are at the parameters then, or those
-        of a repetition in `gradients`."""
+        of a repetition in `gradients`. Raises PipelineRaised for a sparse gradient."""
         self.gradients = None
         if self._places is not None:
             passes = _Passes(self._replica)
@@ -254,6 +254,7 @@ class ShardGraphs:
             draws = before != _host_generators()
         if judged is None:
             return None
+        self._replica.gradients()  # bits of a sparse one cannot be compared
         if draws:
             self._give_up("loss() draws random numbers in host memory")
         elif recorded is None and len(self._recorded) < _MOST:
