@@ -102,6 +102,7 @@ def test_without_another_card_the_run_ends() -> None:
     error = play.error()
     assert error.code == "gpu.none-left"
     assert "GPU GPU-a failed twice, and no worker has another one" in error.message
+    assert error.remedy.endswith("leave it out of CUDA_VISIBLE_DEVICES and resume")
 
 
 @pytest.mark.parametrize("shard", [1, None])

@@ -104,7 +104,7 @@ def none_left(last: CardFailed) -> RunFailed:
     """The error of a run whose cards are left out. last: the last failure."""
     return RunFailed(
         f"GPU {last.card} failed twice, and no worker has another one: {last.error.message}",
-        card_faults.BY_CODE[last.code].remedy,
+        f"{card_faults.BY_CODE[last.code].remedy}; to go on without this GPU, leave it out of CUDA_VISIBLE_DEVICES and resume",
         last.error.details,
         code="gpu.none-left",
     )
