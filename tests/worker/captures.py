@@ -31,7 +31,7 @@ class Card:
         self.graphs: list[Graph] = []  # that were captured
         self.state = torch.Generator()  # of the generator of this card
         self.drawn: list[list[int]] = []  # the seeds of each replay
-        self.draws_in_capture = False  # whether the generator refuses to draw elsewhere
+        self.refusing: list[torch.Generator] = []  # states from which nothing is drawn outside a capture
         self.invalid = False
         self._ended = ended
 
@@ -44,7 +44,10 @@ class Card:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     def draw(self) -> None:
-        if self.draws_in_capture:
+        self.require([self.state])
+
+    def require(self, states: list[torch.Generator]) -> None:
+        if any(one is each for one in self.refusing for each in states):
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
 
     @contextmanager
@@ -59,11 +62,12 @@ class Card:
     def capture(self, graph: Graph, pool: int, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
         graph.card = self
+        graph.began_with = self.state
         self.graphs.append(graph)
         before, self.stream = self.stream, CAPTURE
         self.pools[pool] = self.pools.get(pool, 0) + 1
         self.underway.append(pool)
-        self.capturing = self.draws_in_capture = True
+        self.capturing, self.refusing = True, [*self.refusing, self.state, *graph.states]
         try:
             yield
         finally:
@@ -73,7 +77,7 @@ class Card:
                 graph.pool = pool
             if self.invalid:
                 raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-            self.draws_in_capture = False
+            self.refusing = [each for each in self.refusing if each not in (graph.began_with, *graph.states)]
             self.stream = before
 
     def end(self, device: int, pool: int) -> None:
@@ -92,6 +96,7 @@ class Graph:
     def __init__(self) -> None:
         self.replays = 0
         self.states: list[torch.Generator] = []
+        self.began_with: torch.Generator | None = None
         self.card: Card | None = None
         self.pool: int | None = None  # that it is to release
 
@@ -102,6 +107,8 @@ class Graph:
     def replay(self) -> None:
         self.replays += 1
         assert self.card is not None
+        assert self.began_with is not None
+        self.card.require([self.began_with, *self.states])
         self.card.drawn.append([state.initial_seed() for state in self.states])
 
     def reset(self) -> None:
@@ -122,8 +129,6 @@ class Generator:
     def graphsafe_set_state(self, state: torch.Generator) -> None:
         assert isinstance(state, torch.Generator)
         self._card.state = state
-        if not self._card.capturing:
-            self._card.draws_in_capture = False
 
 
 class Stream:

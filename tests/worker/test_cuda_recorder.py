@@ -70,13 +70,15 @@ def test_what_works_in_turn_leave_lies_where_no_other_recording_writes(monkeypat
 
 def test_works_in_turn_that_fail_leave_nothing_half_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     card, recorder = patched(monkeypatch), CudaRecorder()
-    recorder.record(card.launch)
-    stream = card.stream
+    (again,) = recorder.record(card.launch)
+    stream, state = card.stream, card.state
     with pytest.raises(RuntimeError):
         recorder.in_turn([card.launch, card.look, card.launch])
     assert card.stream is stream
     assert not card.underway
     card.draw()
+    assert card.state is state, "recordings of single works draw from this one"
+    again()
 
 
 class Node:

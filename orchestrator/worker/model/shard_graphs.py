@@ -130,8 +130,13 @@ class CudaRecorder:
                 state.manual_seed(seed)
             graph.replay()
 
-        self._capture(graph, self._pool("works in turn"), work_in_turn)
-        generator.graphsafe_set_state(own)
+        # A capture begins with the state that is current. One that fails leaves that of no use, and recordings of single works
+        # draw from the own one.
+        generator.graphsafe_set_state(states[0])
+        try:
+            self._capture(graph, self._pool("works in turn"), work_in_turn)
+        finally:
+            generator.graphsafe_set_state(own)
         return again
 
     def _pool(self, of: str) -> Any:
