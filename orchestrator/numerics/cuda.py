@@ -12,7 +12,9 @@ import ctypes
 import os
 import re
 import threading
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from orchestrator.errors import ConfigurationError, coded
 
 _PARTS = (0, 1, 2)  # library_types.h: major, minor and patch level
 _NONE_VISIBLE = "No CUDA GPUs are available"  # of torch, where CUDA finds none and gives no other reason
+_WAITS = "called a synchronizing CUDA operation"  # what torch warns of in its debug mode
 _WORKSPACES = (":4096:8", ":16:8")  # those under which cuBLAS is deterministic
 
 
@@ -90,6 +93,34 @@ def prepare(*, tf32: bool) -> dict[str, Any]:
     for kind in (matmul, cudnn.conv, cudnn.rnn):
         kind.fp32_precision = "tf32" if tf32 else "ieee"
     return {"device": "cuda", "tf32": tf32, "cudnn_benchmark": cudnn.benchmark}
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """The places, FILE:LINE, at which code of this thread waits for the card within the block, as it does to look at a value.
+
+    Source: PyTorch, `torch.cuda.set_sync_debug_mode`."""
+    import torch
+
+    found: list[str] = []
+    here, mode = threading.get_ident(), torch.cuda.get_sync_debug_mode()
+
+    def take(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        if not str(message).startswith(_WAITS):
+            shown(message, category, filename, lineno, *rest)
+        elif threading.get_ident() == here:
+            found.append(f"{filename}:{lineno}")
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_WAITS)
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")  # it finds what is looked for
+        shown: Any = warnings.showwarning
+        warnings.showwarning = take  # type: ignore[assignment]
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 def describe() -> dict[str, Any]:

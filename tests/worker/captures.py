@@ -7,6 +7,7 @@ pool and its generator are not put back then; later versions put back a part.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +34,7 @@ class Card:
         self.drawn: list[list[int]] = []  # the seeds of each replay
         self.refusing: list[torch.Generator] = []  # states from which nothing is drawn outside a capture
         self.invalid = False
+        self.waits_are_told = "default"  # the mode of torch that warns of each
         self._ended = ended
 
     def launch(self) -> None:
@@ -42,6 +44,12 @@ class Card:
         if self.capturing:
             self.invalid = True
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        if self.waits_are_told == "warn":
+            warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=2)
+
+    def look_unless_capturing(self) -> None:
+        if not self.capturing:
+            self.look()
 
     def draw(self) -> None:
         self.require([self.state])
@@ -153,6 +161,8 @@ def patched(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> Card:
         "graph_pool_handle": partial(next, itertools.count(7)),
         "current_device": lambda: 0,
         "default_generators": (Generator(card),),
+        "get_sync_debug_mode": lambda: card.waits_are_told,
+        "set_sync_debug_mode": lambda mode: setattr(card, "waits_are_told", mode),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", card.end, raising=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.numerics import cuda
 from orchestrator.worker.model import shard_graphs
 from orchestrator.worker.model.shard_graphs import CudaRecorder
 from tests.worker import captures
@@ -103,6 +105,42 @@ def test_a_capture_that_fails_leaves_nothing_half_ended(monkeypatch: pytest.Monk
     told = shard_graphs.reason(raised.value)
     assert told.startswith(__file__)
     assert told.endswith("card.look()): CUDA error: operation not permitted when stream is capturing")
+
+
+def test_work_that_looks_at_values_only_outside_of_a_capture_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes another way while it is captured, and what it gives there may be right for the values at hand by chance."""
+    card, recorder = patched(monkeypatch), CudaRecorder()
+    monkeypatch.setattr(shard_graphs, "_LIBRARIES", (*shard_graphs._LIBRARIES, __file__))
+    with pytest.raises(RuntimeError) as raised:
+        recorder.record(card.launch, lambda: card.look_unless_capturing())
+    told = shard_graphs.reason(raised.value)
+    assert told.startswith(captures.__file__)
+    assert told.endswith(" looks at values, but not while it is recorded")
+    assert card.waits_are_told == "default"
+    assert not card.underway
+    recorder.record(card.launch)
+
+
+def test_a_look_of_the_first_pass_alone_is_none_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, looks = patched(monkeypatch), iter([True])
+
+    def work() -> None:
+        if next(looks, False):
+            card.look()
+        card.launch()
+
+    CudaRecorder().record(work)[0]()
+
+
+def test_waits_of_another_thread_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = patched(monkeypatch)
+    with cuda.waits() as found:
+        thread = threading.Thread(target=card.look)
+        thread.start()
+        thread.join()
+        assert not found
+        card.look()
+    assert [place.rpartition(":")[0] for place in found] == [__file__]
 
 
 def test_where_only_a_package_has_looked_its_line_is_told(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ import numpy
 import torch
 
 from orchestrator.common import gpu_memory
+from orchestrator.numerics import cuda
 from orchestrator.numerics.staging import Arriving, Staging, taken_apart
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.replica import Replica
@@ -41,10 +42,11 @@ _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls i
 WITHOUT: Final = "micro-batches are computed without graphs, which is slower"
 
 _TORCH = str(Path(torch.__file__).parent)
+_OWN = str(Path(__file__).parents[2])
 _LIBRARIES = tuple(
     map(
         str,
-        {Path(torch.__file__).parent.parent, Path(sys.prefix), sysconfig.get_path("stdlib"), Path(__file__).parents[2]},
+        {Path(torch.__file__).parent.parent, Path(sys.prefix), sysconfig.get_path("stdlib"), _OWN},
     )
 )
 
@@ -75,6 +77,9 @@ class CudaRecorder:
     ended here. Without that its stream stays current, memory that a copy used is never given again, and the generator of
     random numbers refuses to draw outside a capture.
 
+    Some code asks whether it is captured, and looks at values only if not, as masks of transformers do. So the last warm-up is
+    watched: work that waits there and not in the capture takes another way in it, which shows with some values only.
+
     All recordings of single works share one pool of memory. They are done again one after the other, and each is read before
     the next: so activations of one shape lie where those of another do.
 
@@ -95,7 +100,10 @@ class CudaRecorder:
         side.wait_stream(current)
         try:
             with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
+                for _ in range(_WARM_UPS - 1):
+                    for work in works:
+                        work()
+                with cuda.waits() as waits:
                     for work in works:
                         work()
         finally:  # a pass that raises leaves others under way, which write the model's buffers
@@ -106,6 +114,9 @@ class CudaRecorder:
             for work in works:
                 graphs.append(torch.cuda.CUDAGraph())
                 self._capture(graphs[-1], pool, work)
+            if waits:
+                self._failed += graphs[-1:]
+                raise RuntimeError(f"{waits[0]} looks at values, but not while it is recorded")
         except BaseException:
             self._failed += graphs[:-1]
             raise
@@ -416,6 +427,8 @@ def _users_line(error: BaseException) -> str:
     none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
-    packages = [each for each in frames if "-packages" in each.filename and not each.filename.startswith(_TORCH)]
+    packages = [
+        each for each in frames if "-packages" in each.filename and not each.filename.startswith((_TORCH, _OWN))
+    ]
     found = own or packages
     return f"{found[-1].filename}:{found[-1].lineno}: {str(found[-1].line).rstrip(':')}: " if found else ""
