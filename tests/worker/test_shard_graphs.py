@@ -309,6 +309,30 @@ def test_what_cannot_be_recorded_is_computed_eagerly_and_told_once(
     assert run.trace == train(pipeline, **settings).trace
 
 
+@pytest.mark.parametrize("name", ["BatchPlace", "same_bits"])
+def test_a_card_without_memory_for_a_recording_or_its_comparison_computes_eagerly(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 16 GiB")
+
+    lines: list[str] = []
+    plain = shard_graphs.ShardGraphs._give_up
+
+    def told(graphs: shard_graphs.ShardGraphs, why: str) -> None:
+        lines.append(why)
+        plain(graphs, why)
+
+    monkeypatch.setattr(shard_graphs.ShardGraphs, "_give_up", told)
+    monkeypatch.setattr(shard_graphs, name, full)
+    found = train(p.Batchnorm, steps=4)
+    assert retracer.replays <= 1
+    assert lines[0].startswith("the GPU has no memory for a recording")
+    monkeypatch.undo()
+    eager = train(p.Batchnorm, steps=4)
+    assert (found.trace, found.digest) == (eager.trace, eager.digest)
+
+
 LOOKS = ("tolist", "item", "cpu", "__bool__", "__int__", "__float__")
 IN_HOST_MEMORY = ("orders.py", "step_report.py", "digests.py")  # or not in each step of a run
 

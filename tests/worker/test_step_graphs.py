@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import TensorDataset
 
 from orchestrator.data.loaders import Key, Loaders
@@ -165,6 +167,21 @@ def test_a_step_that_does_not_fit_is_computed_shard_by_shard_and_told_once(
     assert len(lines) == 1
     assert why in lines[0]
     assert recorder.replays > recorder.recorded
+    monkeypatch.undo()
+    direct = train(p.Batchnorm, steps=7, shards=3)
+    assert (found.trace, found.digest) == (direct.trace, direct.digest)
+
+
+def test_a_card_without_memory_to_compare_a_step_computes_it_shard_by_shard(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 16 GiB")
+
+    monkeypatch.setattr(step_graphs, "torch", SimpleNamespace(stack=full, OutOfMemoryError=torch.OutOfMemoryError))
+    found = train(p.Batchnorm, steps=7, shards=3)
+    assert retracer.replays > retracer.recorded
+    assert retracer.steps == 0
     monkeypatch.undo()
     direct = train(p.Batchnorm, steps=7, shards=3)
     assert (found.trace, found.digest) == (direct.trace, direct.digest)

@@ -288,8 +288,8 @@ class ShardGraphs:
     def _record(self, tensors: Sequence[torch.Tensor], shape: Any, batch: Any, work: Work) -> _Recorded | None:
         assert self._recorder is not None
         kept, versions = self._kept(), self._replica.fixed_versions()
-        recorded = _Recorded(BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
         try:
+            recorded = _Recorded(BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
             with work.seeded():
                 passes = recorded.passes
                 (recorded.replay,) = self._recorder.record(lambda: passes.run(work, recorded.place.batch))
@@ -311,15 +311,21 @@ class ShardGraphs:
         """With the micro-batch that has just been computed eagerly, whose gradients are at the parameters. start: the buffers
         before it, which a local step before may have left."""
         kept = self._kept()
-        self._replica.continue_shard(start)
-        with work.seeded():
-            recorded.replay()
-        passes = recorded.passes
-        again = [*passes.gradients, passes.judged[0], *self._replica.buffers()]
-        gradients, buffers = kept
-        same = all(same_bits(one, other) for one, other in zip(again, [*gradients, judged[0], *buffers], strict=True))
-        same = same and float(judged[1]) == float(passes.judged[1])
-        self._put_back(kept)
+        passes, same = recorded.passes, False
+        try:
+            self._replica.continue_shard(start)
+            with work.seeded():
+                recorded.replay()
+            again = [*passes.gradients, passes.judged[0], *self._replica.buffers()]
+            gradients, buffers = kept
+            same = all(
+                same_bits(one, other) for one, other in zip(again, [*gradients, judged[0], *buffers], strict=True)
+            )
+            same = same and float(judged[1]) == float(passes.judged[1])
+        except torch.OutOfMemoryError as error:  # what is compared takes some, and a card may be full
+            self._give_up(reason(error))
+        finally:
+            self._put_back(kept)
         recorded.steps.add(work.step)
         if not same:
             self._give_up("done again from a recording, a micro-batch gives other bits")

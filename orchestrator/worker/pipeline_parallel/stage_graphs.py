@@ -238,8 +238,8 @@ class StageGraphs:
 
     def _learn(self, key: Any, example: Example, step: int, under_way: int) -> None:
         if key not in self._shapes:
-            recordings = [Recording(*self._parts, example) for _ in range(min(under_way, _MOST_UNDER_WAY))]
             try:
+                recordings = [Recording(*self._parts, example) for _ in range(min(under_way, _MOST_UNDER_WAY))]
                 for recording in recordings:
                     self._begin(example)
                     recording.make(self._recorder, example)
@@ -247,17 +247,26 @@ class StageGraphs:
                 self._give_up(reason(error))
                 return
             self._shapes[key] = _Shape(recordings)
+        try:
+            why = self._difference(key, example)
+        except torch.OutOfMemoryError as error:  # what is compared takes some, and a card may be full
+            why = reason(error)
+        if why:
+            self._give_up(why)
+        else:
+            self._shapes[key].steps.add(step)
+
+    def _difference(self, key: Any, example: Example) -> str:
+        """Why the recordings of this shape cannot take the place of eager passes; empty where they can."""
         eager = self._eagerly(example)
         if _drawn_in_host_memory(example, eager):
-            self._give_up(_IN_HOST_MEMORY)
-            return
+            return _IN_HOST_MEMORY
         recordings = self._shapes[key].recordings
         for nth, recording in enumerate(recordings):
             between = recordings[nth - 1] if len(recordings) > 1 else None
             if not _alike(self._again(recording, example, between), eager):
-                self._give_up("done again from a recording, a micro-batch gives other bits")
-                return
-        self._shapes[key].steps.add(step)
+                return "done again from a recording, a micro-batch gives other bits"
+        return ""
 
     def _begin(self, example: Example) -> None:
         stage, replica, _, _ = self._parts

@@ -103,8 +103,12 @@ class StepGraphs:
         recorded = self._recorded.get(read.shape)
         if not self._goes or self.knows(read) or (recorded is None and len(self._recorded) == _MOST):
             return
-        total, buffers, taken = self._total.clone(), self._replica.buffers(), self._accumulator.taken
-        largest = torch.stack(taken.largest)
+        buffers, taken = self._replica.buffers(), self._accumulator.taken
+        try:
+            total, largest = self._total.clone(), torch.stack(taken.largest)
+        except torch.OutOfMemoryError as error:
+            self._give_up(reason(error))
+            return
         try:
             if recorded is None:
                 recorded = self._recorded[read.shape] = self._record(step, shards, read, tally, add)
