@@ -64,6 +64,8 @@ _ADVICE = {
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
     NO_MEMORY: "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
+    "does not require grad and does not have a grad_fn": "the loss has to follow from a parameter that is trained: look for "
+    "detach(), item() and no_grad() on the way to it",
     "signal only works in main thread": "samples are read beside the main thread of a process, and Python handles signals in "
     "that one: give a download a timeout of its own (timeout= of requests and urllib, socket.setdefaulttimeout)",
     "_locals'": _MOSAICML,

@@ -205,6 +205,12 @@ def test_a_signal_that_is_handled_beside_the_main_thread_gets_advice() -> None:
     assert "give a download a timeout of its own" in (caught.value.remedy or "")
 
 
+def test_a_loss_that_follows_from_no_parameter_is_explained() -> None:
+    with pytest.raises(PipelineRaised) as caught, naming("loss()"):
+        torch.ones(()).backward()  # type: ignore[no-untyped-call]
+    assert "detach()" in caught.value.remedy
+
+
 def test_other_errors_get_no_advice() -> None:
     with pytest.raises(PipelineRaised) as caught, naming("loss()"):
         raise KeyError("a")

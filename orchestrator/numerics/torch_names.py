@@ -27,6 +27,8 @@ NEEDED_OF_MODULES = {
     "_buffers": "the places of buffers in a model",
     "_modules": "the layers of a model",
     "_forward_pre_hooks": "the layers whose buffers move",
+    "_backward_hooks": "the refusal of hooks that stages cannot set",
+    "_backward_pre_hooks": "the refusal of hooks that stages cannot set",
     "_compiled_call_impl": "the refusal of compiled modules",
 }
 

@@ -84,8 +84,9 @@ def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int])
         candidates = _candidates(surveys, glued=glued)
         if len(candidates) >= stages - 1 and (chosen := _chosen(surveys["training"], candidates, stages, sizes)):
             return chosen
+    reasons = _reasons(surveys, candidates)
     if len(candidates) < stages - 1:
-        found, reasons = ", ".join(candidates) or "none", _reasons(surveys, candidates)
+        found = ", ".join(candidates) or "none"
         raise PipelineRaised(
             f"the model cannot be cut into {stages} stages: of its module calls only these can begin one: {found}"
             + "".join(f"; not {name}: {why}" for name, why in reasons),
@@ -94,7 +95,8 @@ def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int])
             code="stages.not-cut",
         )
     raise PipelineRaised(
-        f"no {stages} stages of the model would each hold a parameter that is trained",
+        f"no {stages} stages of the model would each hold a parameter that is trained"
+        + "".join(f"; none can begin at {name}: {why}" for name, why in reasons),
         _REMEDY,
         code="stages.no-parameters",
     )

@@ -86,6 +86,14 @@ def _of(named: Sequence[str], stages: int) -> list[str]:
 def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
     trained = {slot.name for slot in replica.layout.slots[: len(replica.parameters)]}
     parameters = dict(model.named_parameters())
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise PipelineRaised(
+                f"the module {name or 'model'!r} has a backward hook, which torch cannot set where a stage computes on shapes "
+                "alone",
+                "have its forward() call register_hook of a tensor in place of it, or set cluster.stages=1",
+                code="stages.backward-hook",
+            )
     for stage in range(cuts.stages):
         if not cuts.owned(stage) & trained:
             raise PipelineRaised(

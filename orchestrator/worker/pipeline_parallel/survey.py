@@ -8,7 +8,8 @@ call.
                  of its own (`trail.py`) while the module call is open whose code has computed it
 
 A stage cannot begin where other glue would have to cross, behind a point where the code reads the value of a bound tensor, or
-within an activation checkpoint, whose second forward pass would not find the border.
+within an activation checkpoint, whose second forward pass would not find the border. Nor does one begin behind the first use
+of a tensor to which torch.autograd.grad differentiates back.
 
 Costs are counted, not measured: floating-point operations of products, elements of all results, and calls. So every member
 chooses the same borders by itself, on a busy machine too.
@@ -148,6 +149,11 @@ class _Watch:
         self._lives: dict[int, weakref.ref[torch.Tensor]] = {}
         self.barred: dict[int, str] = {}
         self.read: tuple[int, str] | None = None
+        self.differentiated: list[tuple[int, str]] = []  # from which position on, and in whose code
+        self._begun: dict[
+            int, int
+        ] = {}  # by the id of a tensor that is not bound and has a gradient, where it was first used
+        self._inputs: list[torch.Tensor] = []  # they, so that no other tensor gets its id
         self.drifted = False
         self.trail = Trail()
         self.ended: dict[Opened, int] = {}  # the position at which a call was over
@@ -196,7 +202,21 @@ class _Watch:
                 known = self.bound[id(tensor)]
                 known.used.append(self.position)
                 bound, drawn = True, drawn and known.drawn
+            elif tensor.requires_grad and id(tensor) not in self._begun:
+                self._begun[id(tensor)] = self.position
+                self._inputs.append(tensor)
         return bound, drawn
+
+    def differentiates(self, inputs: Sequence[Any]) -> None:
+        """The code asks for gradients of these."""
+        first = min((self._first(each) for each in inputs if isinstance(each, torch.Tensor)), default=self.position)
+        self.differentiated.append((first, _called(self.trail.inner[0])))
+
+    def _first(self, tensor: torch.Tensor) -> int:
+        """The position from which on it is there, or in use."""
+        if id(tensor) in self.names:
+            return self.uses.get(self.names[id(tensor)], [self.position])[0]
+        return self.bound[id(tensor)].born if id(tensor) in self.bound else self._begun.get(id(tensor), 0)
 
     def binds(self, made: Sequence[Any], label: Callable[[int], Key], *, drawn: bool = False) -> None:
         """made: the leaves of what an operation has returned."""
@@ -231,6 +251,13 @@ class _Watch:
             position, what = self.read
             for border in range(position + 1, self.position + 1):
                 barred.setdefault(border, f"before it the code reads a value that parameters decide, by {what}")
+        for first, where in self.differentiated:
+            for border in range(first + 1, self.position + 1):
+                barred.setdefault(
+                    border,
+                    f"torch.autograd.grad, in the code of {where}, differentiates what is computed before it, of which a later "
+                    "stage has shapes alone",
+                )
         crossings = tuple(known.crossing() for known in self.found if known.used)
         uses = {name: tuple(sorted(set(positions))) for name, positions in self.uses.items()}
         found = tuple(self.costs), draws, tuple(self.passed), tuple(self.kept or ())
@@ -265,6 +292,8 @@ class _Operations(TorchFunctionMode):
         label = watch.trail.label(name)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_bound, is_drawn = watch.uses_of(given)
+        if is_bound and func is torch.autograd.grad:
+            watch.differentiates(tree_leaves(args[1] if len(args) > 1 else (kwargs or {}).get("inputs")))
         before = torch.default_generator.get_state()
         result = func(*args, **(kwargs or {}))
         draws = not torch.equal(before, torch.default_generator.get_state())

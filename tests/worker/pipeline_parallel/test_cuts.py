@@ -82,6 +82,30 @@ class ByItself(nn.Module):
         return self.second(x[x.sum(1) > -9])
 
 
+class Differentiating(nn.Module):
+    """Its output is what its middle layer changes by with its input, as a force is of an energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.fourth, self.last = (nn.Linear(4, 4) for _ in range(5))
+
+    def forward(self, x: Any) -> Any:
+        x = self.second(self.first(x))
+        with torch.enable_grad():  # type: ignore[no-untyped-call]
+            x = x.tanh()
+            energy = self.fourth(self.third(x).tanh()).square().sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return self.last(force)
+
+
+def penalised(model: nn.Module, x: Any) -> Any:
+    """With a penalty on the gradient by the batch."""
+    x = x.clone().requires_grad_()
+    loss = squares(model, x)
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + gradient.square().sum()
+
+
 BATCH = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 # By case: the model, the borders, the error's code, and what the message names.
 REFUSED = {
@@ -104,6 +128,18 @@ REFUSED = {
     "a script": (Case(Scripted, squares, BATCH, ()), ("inner",), "stages.scripted", "'inner'"),
     "a mask": (Case(Masked, squares, BATCH, ()), ("second",), "stages.border-barred", "drawn at random"),
     "the model": (CASES["gpt"], ("",), "stages.border-barred", "whole model"),
+    "a gradient by the batch": (
+        Case(CASES["mlp"].make, penalised, CASES["mlp"].batch[0], ()),
+        ("2",),
+        "stages.border-barred",
+        "torch.autograd.grad",
+    ),
+    "a gradient by an activation": (
+        Case(Differentiating, squares, BATCH, ()),
+        ("last",),
+        "stages.border-barred",
+        "torch.autograd.grad",
+    ),
     "a checkpoint": (
         Case(lambda: Checkpointed(reentrant=False), CASES["checkpoints"].loss, CASES["checkpoints"].batch, ()),
         ("blocks.1",),
@@ -129,6 +165,13 @@ def test_data_dependent_modules_may_stand_behind_the_last_border() -> None:
     assert cuts_of(case, ("gate",)).borders == ("gate",)
     with refused("stages.border-barred"):
         cuts_of(case, ("out",))
+
+
+def test_gradients_within_a_loss_may_stand_behind_the_last_border() -> None:
+    case = Case(Differentiating, squares, BATCH, ())
+    assert cuts_of(case, stages=2).borders == ("second",)
+    with refused("stages.no-parameters", "torch.autograd.grad"):
+        cuts_of(Case(CASES["mlp"].make, penalised, CASES["mlp"].batch[0], ()))
 
 
 def test_too_many_stages_name_the_modules_that_could_begin_one() -> None:

@@ -311,7 +311,15 @@ class HookedTied(Deep):
         return ["2"]
 
 
+class HookedBackward(Deep):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.get_submodule("1").register_full_backward_hook(lambda _module, inputs, _outputs: inputs)
+        return model
+
+
 REFUSED = {
+    HookedBackward: ("stages.backward-hook", "'1'"),
     pipelines.Small: ("stages.not-cut", ""),
     pipelines.Packed: ("stages.output-needed", "gru"),
     NamesTooMany: ("stages.returned", "['2', '3']"),
