@@ -7,7 +7,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class RunFolder:
         self._lock: int | None = None
         self._synced: dict[Path, tuple[int, int]] = {}  # inode and time of change
         self._lease = self.path / "lock"
+        self._sent = self.path / "sent.lock"  # of who sends MLflow what it lacks of the run, and has the lease for that
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.barriers = self.path / "rests.jsonl"
@@ -85,7 +86,15 @@ class RunFolder:
         self.inspections = self.path / "looks"  # requests of who looks at it while it runs
 
     def lease(self) -> None:
-        """Keep every other driver away from this run, for as long as this process lives. Raises UsageError."""
+        """Keep every other driver away from this run, for as long as this process lives. Waits for a process that sends MLflow
+        what it lacks of the run. Raises UsageError."""
+        try:
+            self._lock = locks.take(self._lease)
+        except locks.Taken:
+            with locks.held(self._sent):
+                self._lease_now()
+
+    def _lease_now(self) -> None:
         try:
             self._lock = locks.take(self._lease)
         except locks.Taken as taken:
@@ -94,6 +103,26 @@ class RunFolder:
                 "wait for its end, or end that process",
                 code="record.being-driven",
             ) from None
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[bool]:
+        """Within the block this process alone may send what MLflow lacks of the run; False if somebody drives or sends it."""
+        try:
+            sent = locks.take(self._sent)
+        except locks.Taken:
+            yield False
+            return
+        try:
+            self._lease_now()
+        except UsageError:
+            yield False
+        else:
+            try:
+                yield True
+            finally:
+                self.release()
+        finally:
+            os.close(sent)
 
     def release(self) -> None:
         """Let other drivers have it."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.unsent import Sent
+from orchestrator.errors import UsageError
 from orchestrator.provenance.tracking import default_uri, outbox
 from orchestrator.provenance.tracking.outbox import Outbox
 
@@ -70,6 +75,24 @@ def test_a_run_that_somebody_drives_or_sends_is_passed_over(tmp_path: Path) -> N
     driven.release()
     assert unsent.send(opened(tmp_path, client)) == [Sent("a")]
     assert not RunFolder(tmp_path, "a").is_driven
+
+
+def test_who_would_drive_a_run_waits_until_it_is_sent(tmp_path: Path) -> None:
+    """A resume that is typed while another launch sends what a killed driver has left."""
+    left(tmp_path, "a")
+    told, sender = [], RunFolder(tmp_path, "a")
+    with ThreadPoolExecutor(1) as beside:
+        with sender.sending() as may:
+            assert may
+            driver = beside.submit(RunFolder(tmp_path, "a").lease)
+            assert unsent.send(opened(tmp_path, Client("a"))) == []
+            time.sleep(0.5)  # longer than `locks.take` tries
+            told.append(driver.done())
+        driver.result(10)
+    assert told == [False]
+    assert sender.is_driven
+    with pytest.raises(UsageError, match="is being driven"):
+        RunFolder(tmp_path, "a").lease()
 
 
 def test_what_keeps_a_run_from_being_sent_is_said_and_the_rest_is_sent(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A later command sends MLflow what it lacks of earlier runs, such as one whose server was gone at its end.
 
-Each run's folder holds what is missing (`provenance.tracking.outbox`); the lease of the folder keeps two processes from sending
-it at once.
+Each run's folder holds what is missing (`provenance.tracking.outbox`); a lock there keeps two processes from sending it at
+once, and who would drive the run meanwhile waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.driver.folders import RunFolder
-from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.errors import OrchestratorError
 from orchestrator.provenance.tracking import Store, Tracker, default_uri, outbox
 from orchestrator.provenance.tracking.store import database_of, reason
 
@@ -62,18 +62,14 @@ def _waiting(folder: Path) -> Iterator[tuple[str, str | None]]:
     meanwhile."""
     for path in sorted(folder.glob(f"*/{outbox.FILE}")):
         files = RunFolder(folder, path.parent.name)
-        try:
-            files.lease()
-        except UsageError:
-            continue
-        try:
+        with files.sending() as may:
+            if not may:
+                continue
             if path.exists() and path.stat().st_size:  # else somebody has just sent it
                 name = outbox.store_of(path)  # a rerun, which ran elsewhere, names the project's own by its address
                 yield files.path.name, None if name == default_uri(folder) else name
             else:
                 path.unlink(missing_ok=True)
-        finally:
-            files.release()
 
 
 def _opened(folder: Path, name: str | None) -> Store | str:
