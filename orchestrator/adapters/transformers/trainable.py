@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.adapters.transformers import collating, data, measuring, models, positions
+from orchestrator.adapters.transformers import batch_facts, collating, data, measuring, models
 from orchestrator.adapters.transformers import training as trainers
 from orchestrator.adapters.transformers.arguments import OF_THE_LOSS, Training
 from orchestrator.adapters.transformers.library import own, package
@@ -77,17 +77,21 @@ class Model(Pipeline):
         return train, validation
 
     def collate(self, items: Sequence[Any]) -> Any:
-        return collating.batch_of(items, self._collator, self._taken)
+        batch = collating.batch_of(items, self._collator, self._taken)
+        # A class that has its own loss or metrics gives the model the batch as it finds it.
+        is_own = (type(self).loss, type(self).metrics) != (Model.loss, Model.metrics)
+        return batch if is_own or not isinstance(batch, Mapping) else batch_facts.noted(batch)
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
         """With the number of labels that count as its weight, where the loss is a mean over these."""
         inputs, inner = dict(batch), models.unwrapped(model)
+        facts = batch_facts.of(inputs)
         counted = self._counted(inner, inputs)
         passed = counted / 1 if counted is not None and _takes_more(inner) else None
         smoothed = inputs.pop(_LABELS) if self._given.label_smoothing_factor and _LABELS in inputs else None
         if passed is not None:
             inputs["num_items_in_batch"] = passed
-        with positions.counted(inputs):
+        with facts.told():
             outputs = model(**inputs)
         if smoothed is not None:
             smoother = package("transformers.trainer_pt_utils").LabelSmoother(
@@ -119,7 +123,9 @@ class Model(Pipeline):
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
         if self._compute_metrics is None:
             return {}
-        outputs = model(**batch)
+        inputs = dict(batch)
+        with batch_facts.of(inputs).told():
+            outputs = model(**inputs)
         values = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
         found = tuple(value for key, value in values if key not in ("loss", 0) and hasattr(value, "detach"))
         labels = tuple(batch[name] for name in self._label_names if name in batch)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from orchestrator.adapters.transformers import Model, Trainable, positions
+from orchestrator.adapters.transformers import Model, Trainable, batch_facts
 from orchestrator.adapters.transformers.data import load
 from orchestrator.adapters.transformers.library import package
 from orchestrator.numerics.streams import seeded
@@ -70,7 +72,7 @@ def test_transformers_looks_for_several_sequences_in_a_row_only_where_a_batch_ha
         return found[-1]
 
     monkeypatch.setattr(masking, "find_packed_sequence_indices", look)
-    positions._answered.cache_clear()
+    batch_facts._answering.cache_clear()
     try:
         pipeline = Trainable(**CAUSAL)
         model, tokens = pipeline.model(), torch.arange(12).view(2, 6)
@@ -81,7 +83,79 @@ def test_transformers_looks_for_several_sequences_in_a_row_only_where_a_batch_ha
         assert found[0].tolist() == [[0, 0, 0, 1, 1, 1]] * 2
         assert packed != alone
     finally:
-        positions._answered.cache_clear()
+        batch_facts._answering.cache_clear()
+
+
+def padded(lengths: list[int]) -> list[dict[str, Any]]:
+    """Rows of 6 tokens, of which the last are padding."""
+    return [
+        {
+            "input_ids": [*range(1, length + 1)] + [0] * (6 - length),
+            "attention_mask": [1] * length + [0] * (6 - length),
+            "labels": 1,
+        }
+        for length in lengths
+    ]
+
+
+CLASSIFIER = {**tiny.TAGGER, "class": "BertForSequenceClassification"}
+
+
+@pytest.mark.parametrize("model", [CLASSIFIER, {**tiny.CAUSAL, "class": "GPT2ForSequenceClassification"}])
+@pytest.mark.parametrize("lengths", [[6, 6], [6, 4]])
+def test_transformers_does_not_look_at_the_mask_of_a_batch(model: dict[str, Any], lengths: list[int]) -> None:
+    options = {**model["config"], "num_labels": 3, "pad_token_id": 0}
+    pipeline = Trainable(**{**CAUSAL, "model": {**model, "config": options}})
+    built = pipeline.model()
+    batch, another = pipeline.collate(padded(lengths)), pipeline.collate(padded([6, 3]))
+    assert list(batch)[-1] == "attention_mask_masks_nothing"
+    with Looks() as looks:
+        told, other = loss_of(pipeline, built, batch), loss_of(pipeline, built, another)
+        pipeline.metrics(built, batch)
+    assert not looks.found
+    plain = built(**{key: value for key, value in batch.items() if key != "attention_mask_masks_nothing"})["loss"]
+    assert torch.equal(told, plain)
+    assert not torch.equal(told, other)
+
+
+def loss_of(pipeline: Trainable, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    found: Any = pipeline.loss(model, batch)
+    loss: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return loss
+
+
+class Looks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes where a value is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
+            self.found.append("".join(traceback.format_stack(limit=4)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_another_mask_than_that_of_the_batch_is_looked_at() -> None:
+    """A model may make one of its own, such as from padding in what its decoder is given."""
+    facts = batch_facts.of({"attention_mask": torch.ones(2, 6).long(), "attention_mask_masks_nothing": True})
+    masking = package("transformers.masking_utils")
+    config: Any = Trainable(**CAUSAL).model().config
+    config._attn_implementation = "sdpa"
+    own = torch.tensor([[1] * 6, [0] * 2 + [1] * 4])
+    with facts.told():
+        assert masking.create_causal_mask(config, torch.zeros(2, 6, 4), facts.mask, None) is None
+        assert masking.create_causal_mask(config, torch.zeros(2, 6, 4), own, None) is not None
+        assert masking.create_causal_mask(config, torch.zeros(2, 6, 4), own | 1, None) is None
+
+
+def test_a_pipeline_with_a_loss_of_its_own_finds_the_batch_as_it_was_collated() -> None:
+    class Own(Trainable):
+        def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+            return model(**batch)["loss"]
+
+    assert list(Own(**CAUSAL).collate(padded([6, 6]))) == ["input_ids", "attention_mask", "labels"]
 
 
 def test_only_the_parameters_of_an_adapter_are_trained() -> None:
