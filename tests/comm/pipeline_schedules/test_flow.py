@@ -1,4 +1,4 @@
-"""The price of the orders of the table: the bubble, how many shards are in flight, and where their messages lie."""
+"""The price of the orders of the table: the bubble, and how many shards are in flight."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from orchestrator.comm.pipeline_schedules import (
     Hosts,
     Programs,
-    Task,
-    border_slots,
     bubble,
     groups_of,
     next_task,
@@ -20,9 +18,7 @@ from orchestrator.comm.pipeline_schedules import (
     programs,
     timeline,
 )
-from orchestrator.comm.pipeline_schedules.flow import stages_of
 from orchestrator.comm.pipeline_schedules.laws import Interpreter
-from orchestrator.comm.pipeline_schedules.slots import numbers
 from tests.comm.pipeline_schedules.cases import NAMES, columns, ragged
 
 
@@ -87,60 +83,3 @@ def test_times_fit_whatever_stages_cost(name: str, hosts: Hosts, data: st.DataOb
         assert all(one.end <= other.start for one, other in pairwise(listed))
     assert len(ends) == len(spans)
     assert 0 <= bubble(spans) < 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(hosts=ragged(), data=st.data())
-def test_no_slot_is_used_again_while_it_may_still_be_read(name: str, hosts: Hosts, data: st.DataObject) -> None:
-    """Members go on in any order: a message lies where it was put until the task that reads it last is done."""
-    found = programs(hosts, name)
-    slots = border_slots(hosts, found)
-    dice = data.draw(st.randoms(use_true_random=False))
-    done: set[Task] = set()
-    at = [0] * len(found)
-    lying: dict[tuple[int, str, int], Task] = {}
-    while len(done) < sum(map(len, found)):
-        able = [
-            rank
-            for rank, program in enumerate(found)
-            if at[rank] < len(program) and ready(program[at[rank]], hosts, done)
-        ]
-        rank = dice.choice(able)
-        task = found[rank][at[rank]]
-        if task in slots[rank]:
-            place = (rank, task.kind, slots[rank][task])
-            assert place not in lying or lying[place] in done, (task, lying[place])
-            receiver = next_task(task, len(hosts))
-            assert receiver is not None
-            lying[place] = receiver._replace(kind="backward")
-        done.add(task)
-        at[rank] += 1
-
-
-def ready(task: Task, hosts: Hosts, done: set[Task]) -> bool:
-    before = {next_task(other, len(hosts)): other for other in done}
-    first = task.kind == "forward" and task.stage == 0
-    return first or task in before
-
-
-def test_how_many_slots_members_need() -> None:
-    """Activations: what is in flight behind the border. Gradients: a next activation tells that one has been taken."""
-    hosts = columns(4, 1, 16)
-    found = [numbers(slots) for slots in border_slots(hosts, programs(hosts, "1f1b"))]
-    assert found == [
-        {"forward": 4, "backward": 0},
-        {"forward": 3, "backward": 4},
-        {"forward": 2, "backward": 3},
-        {"forward": 0, "backward": 2},
-    ]
-    found = [numbers(slots) for slots in border_slots(hosts, programs(hosts, "gpipe"))]
-    assert found[1] == {"forward": 16, "backward": 16}
-
-
-@given(hosts=ragged())
-def test_activations_need_no_more_slots_than_shards_are_in_flight(hosts: Hosts) -> None:
-    found = programs(hosts, "1f1b")
-    stages = stages_of(hosts)
-    for rank, (slots, most) in enumerate(zip(border_slots(hosts, found), in_flight(hosts, found), strict=True)):
-        if rank in stages and stages[rank] + 1 < len(hosts):
-            assert numbers(slots)["forward"] <= most
