@@ -46,7 +46,10 @@ _COLLATE = (
     "samples of several lengths, or of types of their own, are made a batch by the pipeline's collate(self, items)"
 )
 ONE_ROW = "Expected more than 1 value per channel"  # of batch normalisation, in training
-_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_LIBRARIES = (
+    f"{sysconfig.get_path('stdlib')}{os.sep}",
+    "<",
+)  # the files of Python begin so, and code that is in no file
 _ASIDE = "the full traceback is in the run's folder, in error.txt"
 _MOSAICML = (
     "each worker is a process that MosaicML's StreamingDataset takes for the only one of its machine: read the same files by "
@@ -287,12 +290,15 @@ def _frames(error: BaseException) -> str:
 
 
 def users_frames(frames: Iterable[traceback.FrameSummary]) -> list[str]:
-    """A line for each that is neither ours, nor Python's, nor an installed package's, innermost last."""
+    """A line for each that is the user's, innermost last."""
     return [
-        f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-        for frame in frames
-        if not is_own(frame) and "site-packages" not in frame.filename and not frame.filename.startswith(_PYTHON)
+        f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames if is_users(frame)
     ]
+
+
+def is_users(frame: traceback.FrameSummary) -> bool:
+    """Whether it is neither ours, nor Python's, nor an installed package's."""
+    return not (is_own(frame) or "-packages" in frame.filename or frame.filename.startswith(_LIBRARIES))
 
 
 def is_own(frame: traceback.FrameSummary) -> bool:

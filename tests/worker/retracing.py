@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from orchestrator import pipeline
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
 from orchestrator.worker import device
@@ -102,7 +103,7 @@ def records(monkeypatch: pytest.MonkeyPatch, recorder: Retracer) -> None:
     monkeypatch.setattr(device, "opened", lambda *_: opened._replace(regions=device_double.regions()))
     # Random numbers that torch draws on the processor are part of a recording of `Retracer`; those of Python are not.
     monkeypatch.setattr(shard_graphs, "_host_generators", random.getstate)
-    monkeypatch.setattr(shard_graphs, "_LIBRARIES", (*shard_graphs._LIBRARIES, __file__))
+    monkeypatch.setattr(pipeline, "_LIBRARIES", (*pipeline._LIBRARIES, __file__))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

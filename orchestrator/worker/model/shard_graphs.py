@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -32,6 +30,7 @@ import torch
 from orchestrator.common import gpu_memory
 from orchestrator.numerics import cuda
 from orchestrator.numerics.staging import Arriving, Staging, taken_apart
+from orchestrator.pipeline import is_own, is_users
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.replica import Replica
 
@@ -42,13 +41,6 @@ _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls i
 WITHOUT: Final = "micro-batches are computed without graphs, which is slower"
 
 _TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).parents[2])
-_LIBRARIES = tuple(
-    map(
-        str,
-        {Path(torch.__file__).parent.parent, Path(sys.prefix), sysconfig.get_path("stdlib"), _OWN},
-    )
-)
 
 Judged = tuple[torch.Tensor, Any]  # loss and weight, a tensor or a number
 
@@ -432,9 +424,11 @@ def _users_line(error: BaseException) -> str:
     """The innermost line of the user's code that the error came through, or else of a package but torch; empty where there is
     none."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    own = [frame for frame in frames if is_users(frame)]
     packages = [
-        each for each in frames if "-packages" in each.filename and not each.filename.startswith((_TORCH, _OWN))
+        frame
+        for frame in frames
+        if "-packages" in frame.filename and not (is_own(frame) or frame.filename.startswith(_TORCH))
     ]
     found = own or packages
     return f"{found[-1].filename}:{found[-1].lineno}: {str(found[-1].line).rstrip(':')}: " if found else ""
