@@ -225,6 +225,8 @@ def is_out_of_descriptors(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
+# The code of replicas that differed (`driver.run.session`). Each writes a part of a checkpoint, so one may hold parts of both.
+REPLICAS_DIFFERED = "record.two-ways"
 NO_MEMORY = "can't allocate memory"  # in the plain RuntimeError that torch has for it
 
 

@@ -46,10 +46,7 @@ _COLLATE = (
     "samples of several lengths, or of types of their own, are made a batch by the pipeline's collate(self, items)"
 )
 ONE_ROW = "Expected more than 1 value per channel"  # of batch normalisation, in training
-_LIBRARIES = (
-    f"{sysconfig.get_path('stdlib')}{os.sep}",
-    "<",
-)  # the files of Python begin so, and code that is in no file
+_LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<")  # how Python's files begin, and code that is in no file
 _ASIDE = "the full traceback is in the run's folder, in error.txt"
 _MOSAICML = (
     "each worker is a process that MosaicML's StreamingDataset takes for the only one of its machine: read the same files by "

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from orchestrator.cli.arguments import Arguments
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal import console
-from orchestrator.errors import OrchestratorError, ending
+from orchestrator.errors import REPLICAS_DIFFERED, OrchestratorError, ending
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ def ended_run(run_id: str, outcome: RunOutcome, arguments: Arguments) -> Answer:
     """Say how a run ended that was launched or gone on with."""
     if outcome.error is not None:
         console.tell(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/")
-        if outcome.checkpoint is not None and outcome.error.code == "record.two-ways":
-            # Each replica writes a part, and nobody knows since when they differ.
+        if outcome.checkpoint is not None and outcome.error.code == REPLICAS_DIFFERED:
             console.tell(
                 f"  start it anew: the checkpoint of step {outcome.checkpoint} may hold parts of replicas that differ"
             )

@@ -33,7 +33,7 @@ from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.supervision import Supervision, headless, supervised, supervisor, taken_over
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
-from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
+from orchestrator.errors import REPLICAS_DIFFERED, CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance.code import changes, checkout, worktree
 from orchestrator.provenance.data import dvc_files, hashing, restoring
 from orchestrator.provenance.tracking import Past, Store
@@ -255,10 +255,10 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
 
 
 def _refuse_mixed(journal: Sequence[Mapping[str, Any]], step: int, first: int) -> None:
-    """Refuse a checkpoint of a run whose replicas differed in the end: each writes a part, and nobody knows since when they
-    differ. step: of the checkpoint; first: of the run. Raises UsageError."""
+    """Refuse a checkpoint of a run whose replicas differed in the end: nobody knows since when. step: of the checkpoint; first:
+    of the run. Raises UsageError."""
     ended: Mapping[str, Any] = next((event for event in reversed(journal) if event["event"] == "run_ended"), {})
-    if step > first and ended.get("code") == "record.two-ways":
+    if step > first and ended.get("code") == REPLICAS_DIFFERED:
         raise UsageError(
             f"the replicas of this run differed, and the checkpoint of step {step} may hold parts of both",
             "launch it anew; with check.every=1 the first step that differs is found",
