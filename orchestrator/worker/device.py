@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from orchestrator.comm.transports.base import SharableRegions
+from orchestrator.comm.transports.base import Regions, SharableRegions
 from orchestrator.comm.transports.cuda_memory import CudaDriver
 from orchestrator.comm.transports.device_memory import DeviceRegions
 from orchestrator.config.plan import Plan
@@ -39,22 +39,22 @@ class Device(NamedTuple):
     """The device on which a worker computes, and the memory in which its sums are made."""
 
     staging: Staging  # of the model
-    regions: SharableRegions | None = None  # memory there that peers map; None: sums are made in host memory
-    kernels: Kernels | None = None  # that add there
+    regions: Regions  # memory that peers map: there, or in host memory
+    kernels: Kernels | None = None  # that add there; None: sums are made in host memory
     recorder: Recorder | None = None  # of passes, where they are to be recorded
     quantizer: Quantizer | None = None  # of contributions that are compressed there
 
 
-def opened(plan: Plan, tell: Callable[[str], None]) -> Device:
-    """The device of a worker of this plan, where CUDA was started if it is a GPU. tell: takes a line on what is slower. Raises
-    ConfigurationError where sums would have other bits."""
+def opened(plan: Plan, regions: Regions, tell: Callable[[str], None]) -> Device:
+    """The device of a worker of this plan, where CUDA was started if it is a GPU. regions: for sums in host memory; tell: takes
+    a line on what is slower. Raises ConfigurationError where sums would have other bits."""
     device = plan.run.compute.device
     found = _summing(plan, tell) if plan.sums_stay_on_device or plan.updates_stay_on_device else None
     if found is None and not plan.encodes_on_device:
-        return Device(staging.on(device))
+        return Device(staging.on(device), regions)
     recorder = CudaRecorder() if plan.run.compute.graphs else None
     quantizer = None if plan.update.compression is None else _kernels(tell)
-    there = Device(staging.Resident(torch.device(device)), recorder=recorder, quantizer=quantizer)
+    there = Device(staging.Resident(torch.device(device)), regions, recorder=recorder, quantizer=quantizer)
     return there if found is None else there._replace(regions=found.regions, kernels=found.kernels)
 
 

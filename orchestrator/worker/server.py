@@ -50,9 +50,7 @@ class Server:
 
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         self._plan = plan
-        self.regions = (
-            regions  # in which members exchange; from `prepare` on those of the device, where sums stay there
-        )
+        self.regions = regions  # in which members exchange; from `prepare` on those of the device, if sums stay there
         self._services = services or ProcessServices()
         self._sums = sums_of(plan)
         self._memory: Memory | None = None

@@ -16,15 +16,14 @@ import torch
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.topologies.routes import Routes
 from orchestrator.comm.topologies.schedule import Schedule
-from orchestrator.comm.transports.base import Regions, Transport
+from orchestrator.comm.transports.base import Transport
 from orchestrator.common.values import megabytes
 from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator
-from orchestrator.numerics.device.kernels import Kernels, Updating, integers_on, sums_on
+from orchestrator.numerics.device.kernels import Updating, integers_on, sums_on
 from orchestrator.numerics.fixed_point import HOST
 from orchestrator.numerics.layout import Layout
-from orchestrator.numerics.levels import Quantizer
 from orchestrator.numerics.staging import Direct, Resident, Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
@@ -40,20 +39,20 @@ from orchestrator.worker.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.worker.between_steps.replica_state import ReplicaState
 from orchestrator.worker.between_steps.replicated import Boundary, Whole
 from orchestrator.worker.between_steps.timing import Timing
+from orchestrator.worker.device import Device
 from orchestrator.worker.member import shared_queue
 from orchestrator.worker.member.generation import Generation, ProcessServices
 from orchestrator.worker.member.shared_queue import QueueConsumer
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.shard_graphs import Recorder
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
 from orchestrator.worker.pipeline_parallel import one_by_one
 from orchestrator.worker.pipeline_parallel.planning import InStages, summary
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
-from orchestrator.worker.pipeline_parallel.staged import HostedStage, Place, StagedLockstep, Waiting, WholeNames
+from orchestrator.worker.pipeline_parallel.staged import HostedStage, StagedLockstep, Waiting, WholeNames
 from orchestrator.worker.pipeline_parallel.turns import once, turn
 from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.checking import checks_of
@@ -83,13 +82,8 @@ class WorkerContext:
     replica: Replica  # its copy of the model
     updater: Updater  # applies summed gradients to it
     before: Chain  # transforms of a shard's gradient before the sum
-    regions: Regions  # the memory that members exchange through
     services: ProcessServices  # of the member's process
-    staging: Staging  # to the device that computes
-    kernels: Kernels | None = None  # where sums stay on that device; None: they are made in host memory
-    recorder: Recorder | None = None  # of passes, where they are to be recorded
-    quantizer: Quantizer | None = None  # of contributions that are compressed on that device
-    tell: Callable[[str], None] = lambda _: None  # takes a line on what is slower
+    device: Device  # where it computes, and where its sums are made
 
 
 @dataclass(frozen=True)
@@ -248,22 +242,22 @@ class LockstepStrategy(_Unsplit):
         _require_memory_for_a_step(context)
         plain = codec is None and plan.data.privacy is None
         # Contributions that stay on a device are encoded there: what comes of them is copied to where the update reads it.
-        encodes_there = not plain and isinstance(context.staging, Resident)
-        sums = sums_of(plan) if context.kernels is None else sums_on(context.kernels)
+        encodes_there = not plain and isinstance(context.device.staging, Resident)
+        sums = sums_of(plan) if context.device.kernels is None else sums_on(context.device.kernels)
         layout = Layout.of([]) if encodes_there else replica.layout
-        self._memory = Memory(layout, context.regions, sums=sums, contributes=plain)
-        result = context.staging.flat(replica.layout.size) if encodes_there else self._memory.result
+        self._memory = Memory(layout, context.device.regions, sums=sums, contributes=plain)
+        result = context.device.staging.flat(replica.layout.size) if encodes_there else self._memory.result
         keep = lambda: {**first_residuals(codec, result, replica.layout), **context.workload.shard_state()}  # noqa: E731
         gradients = _contributing(context, keep)
         _refuse_kept(gradients, plan)
         self._states = gradients.states
-        host_transfer = context.staging.host_transfer(replica.layout, result)
-        encoding = context.staging if encodes_there else Direct()
+        host_transfer = context.device.staging.host_transfer(replica.layout, result)
+        encoding = context.device.staging if encodes_there else Direct()
         self._summation: Summation
         self._trainer: LocalTrainer
         if plan.data.privacy is not None:
             masked = plan.exchange.masked
-            carrier = GridCarrier(replica.layout.size, context.regions, masked=masked, staging=encoding)
+            carrier = GridCarrier(replica.layout.size, context.device.regions, masked=masked, staging=encoding)
             self._summation = clipped = ClippedSum(plan.data.privacy, carrier, replica.layout, result)
             self._trainer = ClippedTrainer(
                 context.workload, gradients, replica, updater, clipped, host_transfer, context.services
@@ -295,21 +289,21 @@ class LockstepStrategy(_Unsplit):
         layout = context.replica.layout
         states = gradients.states if gradients.keeps_state else None
         if codec is None:
-            return DirectSum(layout, self._memory, states, context.kernels)
+            return DirectSum(layout, self._memory, states, context.device.kernels)
         statistics = [statistic.numel() for statistic in context.replica.statistics]
-        shards, quantizer = context.plan.data.shards, context.quantizer
-        carriers = Carriers(codec, statistics, shards, context.regions, staging=encoding, quantizer=quantizer)
-        copies = context.recorder is not None  # whose passes leave each gradient in the same memory
+        shards, quantizer = context.plan.data.shards, context.device.quantizer
+        carriers = Carriers(codec, statistics, shards, context.device.regions, staging=encoding, quantizer=quantizer)
+        copies = context.device.recorder is not None  # whose passes leave each gradient in the same memory
         return CompressedSum(codec, carriers, layout, result, states, copies=copies)
 
     def _step_graphs(self, context: WorkerContext, gradients: Contributing) -> StepGraphs | None:
         """The recordings of whole steps, where nothing happens between two micro-batches."""
-        accumulator, recorder = self._summation.late, context.recorder
+        accumulator, recorder = self._summation.late, context.device.recorder
         between = not isinstance(gradients, ShardGradients) or gradients.keeps_state or context.before
         if accumulator is None or recorder is None or between or context.replica.joined:
             return None
         total = self._memory.contribution
-        return StepGraphs(context.workload, context.replica, accumulator, total, recorder, context.tell)
+        return StepGraphs(context.workload, context.replica, accumulator, total, recorder, context.services.tell_slower)
 
     def suit(self, generation: Generation, rank: int) -> None:
         self._summation.suit(generation.schedule, rank)
@@ -394,12 +388,12 @@ class _Free(_Unsplit):
         replica, plan = context.replica, context.plan
         self._plan = plan
         self._mode = plan.mode
-        kernels = context.kernels
+        kernels = context.device.kernels
         if kernels is None:
             _require_memory(context)
         self._updating = HOST if kernels is None else Updating(kernels)
         sums = sums_of(plan) if kernels is None else integers_on(kernels)
-        self._memory = Memory(replica.layout, context.regions, sums=sums)
+        self._memory = Memory(replica.layout, context.device.regions, sums=sums)
         self._states = ShardStates(dict, alike=False)
         self.model_state = ReplicaState(replica, context.updater, self._states, keeps_shard_state=True)
         self.boundary = _whole(context)
@@ -414,7 +408,7 @@ class AsyncStrategy(_Free):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
         replica, plan = context.replica, context.plan
-        self._deltas = DeltaMemory(replica.layout, context.regions)
+        self._deltas = DeltaMemory(replica.layout, context.device.regions)
         shards, threshold, updating = plan.data.shards, self._mode.threshold, self._updating
         updates = ShardUpdates(context.workload, replica, context.updater, shards, threshold, updating)
         self._free = FreeReplica(replica, updates, self._states, self._memory, context.services, updating)
@@ -474,7 +468,7 @@ class PipelineStrategy:
             )
         self._plan, self._workload = context.plan, context.workload
         self._services = context.services
-        self._place = Place(context.staging, context.regions, context.kernels, context.recorder, context.tell)
+        self._device = context.device
         self._replica: Replica | None = context.replica
         self._waiting: Waiting | None = None
         self._hosted: HostedStage | None = None
@@ -499,7 +493,7 @@ class PipelineStrategy:
             self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in in_stages.seconds]})
             return reference
 
-        if isinstance(self._place.staging, Direct):
+        if isinstance(self._device.staging, Direct):
             reference = proved()
             self._cuts = in_stages.cuts
         else:
@@ -517,7 +511,7 @@ class PipelineStrategy:
         return {"stages": summary(self._cuts, self._workload.model), "reference": reference}
 
     def _of_card(self, in_stages: InStages, replica: Replica) -> str:
-        return one_by_one.fingerprint(self._workload, replica, in_stages.cuts, self._place.staging)
+        return one_by_one.fingerprint(self._workload, replica, in_stages.cuts, self._device.staging)
 
     def become_spare(self) -> None:
         if self._replica is not None:
@@ -539,8 +533,8 @@ class PipelineStrategy:
 
     def _cut_out(self, names: WholeNames, stage: int) -> HostedStage:
         """The stage of the whole model that is here, of which nothing else stays."""
-        place = self._services, self._place
-        found = HostedStage(self._plan, self._workload, names, self._cuts, stage, *place)
+        here = self._services, self._device
+        found = HostedStage(self._plan, self._workload, names, self._cuts, stage, *here)
         allocator.give_back()
         return found
 

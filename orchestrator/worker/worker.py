@@ -68,9 +68,7 @@ class Worker:
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         exact.load()
         self._plan = plan
-        self.regions = (
-            regions  # in which members exchange; from `prepare` on those of the device, where sums stay there
-        )
+        self.regions = regions  # in which members exchange; from `prepare` on those of the device, if sums stay there
         services = services or ProcessServices()
         self._digests = LateDigests(services.emit)
         self._services = replace(services, changes=self._digests.copied)
@@ -112,13 +110,12 @@ class Worker:
         self._prepare_thread()
         if plan.run.compute.compiled:
             inductor.start(device)
-        tell: Callable[[str], None] = lambda line: self._services.emit({"event": "device", "why": line})  # noqa: E731
-        there = worker_device.opened(plan, tell)
-        self._staging, self.regions = there.staging, there.regions or self.regions
+        there = worker_device.opened(plan, self.regions, self._services.tell_slower)
+        self.regions = there.regions
         device_memory.limit(plan, self.regions)
         in_stages = plan.cluster.members.stages > 1
         # A model in stages may be larger than a GPU: whole it is in host memory only.
-        whole_on = staging.Direct() if in_stages else self._staging
+        whole_on = staging.Direct() if in_stages else there.staging
         with phases.of("pipeline", "worker"):
             kind = table.find(plan.run.pipeline)
         if defines(kind, "on_evaluation"):
@@ -151,16 +148,12 @@ class Worker:
         if not in_stages:  # else the whole model goes with its replica
             self._held = lambda: device_memory.held(replica, optimizer, self.regions)
         updater = Updater(self._workload, replica, optimizer, plan.update)
-        parts = WorkerContext(
-            *(plan, self._workload, replica, updater, before, self.regions, self._services, self._staging),
-            kernels=there.kernels,
-            recorder=there.recorder,
-            quantizer=there.quantizer,
-            tell=tell,
-        )
-        if isinstance(self._staging, staging.Resident) and not in_stages:
+        parts = WorkerContext(plan, self._workload, replica, updater, before, self._services, there)
+        if isinstance(there.staging, staging.Resident) and not in_stages:
             why_not = self._workload.why_not_recorded
-            self._workload.graphs = ShardGraphs(there.recorder, replica, self._staging, tell, why_not)
+            self._workload.graphs = ShardGraphs(
+                there.recorder, replica, there.staging, self._services.tell_slower, why_not
+            )
         self._execution = execution(parts)
         _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
         self._services.heartbeat.beat("prepare")

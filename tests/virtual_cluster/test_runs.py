@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from orchestrator.comm.topologies import TOPOLOGIES
+from orchestrator.comm.transports.base import Regions
 from orchestrator.config.plan import Plan
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
@@ -69,13 +70,13 @@ def test_so_it_does_where_shards_keep_state(first: int) -> None:
 def test_so_it_does_where_sums_stay_on_a_device(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """And passes are recorded. The device is none; the regions are those of a run in one process."""
 
-    def opened(plan: Plan, _tell: object) -> device.Device:
+    def opened(plan: Plan, regions: Regions, _tell: object) -> device.Device:
         compute = replace(plan.run.compute, device="cuda")
         there = replace(plan, run=replace(plan.run, compute=compute))
         if not (there.sums_stay_on_device or there.updates_stay_on_device):
-            return device.Device(staging.Direct())
+            return device.Device(staging.Direct(), regions)
         resident = staging.Resident(torch.device("cpu"))
-        return device.Device(resident, kernels=Operations(), recorder=Retracer())
+        return device.Device(resident, regions, kernels=Operations(), recorder=Retracer())
 
     monkeypatch.setattr(device, "opened", opened)
     for seed in range(first, first + TOGETHER):

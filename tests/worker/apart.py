@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from orchestrator.comm.transports.base import Descriptor, Mapped
+from orchestrator.comm.transports.base import Descriptor, Mapped, Regions
 from orchestrator.comm.transports.device_memory import DeviceRegions
 from orchestrator.numerics import chosen, exact, levels, staging
 from orchestrator.numerics.device import kernels
@@ -180,9 +180,11 @@ def encode_apart(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = No
     there = compute_apart(monkeypatch)
     for module in (exact, levels, chosen, carriers):
         monkeypatch.setattr(module, "in_host_memory", lambda tensor: tensor not in there)
-    monkeypatch.setattr(
-        device, "opened", lambda *_: device.Device(WatchedResident(there), recorder=recorder, quantizer=host.kernels())
-    )
+
+    def opened(_: object, regions: Regions, __: object) -> device.Device:
+        return device.Device(WatchedResident(there), regions, recorder=recorder, quantizer=host.kernels())
+
+    monkeypatch.setattr(device, "opened", opened)
     plain_fitted = shard_states.fitted
 
     def fitted(whose: str, state: Mapping[str, torch.Tensor], expected: State) -> State:

@@ -99,8 +99,8 @@ class Retracer:
 def records(monkeypatch: pytest.MonkeyPatch, recorder: Retracer) -> None:
     """From now on, and until the test ends, workers sum on a device, and record with this."""
     here = staging.Resident(torch.device("cpu"))
-    opened = device.Device(here, None, Operations(), recorder)
-    monkeypatch.setattr(device, "opened", lambda *_: opened._replace(regions=device_double.regions()))
+    opened = lambda *_: device.Device(here, device_double.regions(), Operations(), recorder)  # noqa: E731
+    monkeypatch.setattr(device, "opened", opened)
     # Random numbers that torch draws on the processor are part of a recording of `Retracer`; those of Python are not.
     monkeypatch.setattr(shard_graphs, "_host_generators", random.getstate)
     monkeypatch.setattr(pipeline, "_LIBRARIES", (*pipeline._LIBRARIES, __file__))

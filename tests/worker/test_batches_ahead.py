@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.comm.transports.base import Regions
 from orchestrator.data import loaders
 from orchestrator.data.loaders import Key, Recipe
 from orchestrator.numerics import staging
@@ -83,9 +84,9 @@ def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> See
         shard_graphs, "_host_generators", tuple
     )  # a processor's random numbers are part of its recordings
 
-    def opened(*_: object) -> device.Device:
+    def opened(_: object, regions: Regions, __: object) -> device.Device:
         if request.param == "eager":
-            return device.Device(Copying(HERE, CopyStream(HERE)))
+            return device.Device(Copying(HERE, CopyStream(HERE)), regions)
         return device.Device(Resident(HERE, CopyStream(HERE)), device_double.regions(), Operations(), found.retracer)
 
     monkeypatch.setattr(device, "opened", opened)

@@ -118,8 +118,8 @@ def test_a_shard_without_any_gradient_has_its_place_on_a_device(
 def test_contributions_of_recordings_are_held_though_the_next_takes_their_memory(
     method: dict[str, Any], retracer: Retracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = device.Device(staging.Resident(torch.device("cpu")), recorder=retracer)
-    monkeypatch.setattr(device, "opened", lambda *_: there)
+    here = staging.Resident(torch.device("cpu"))
+    monkeypatch.setattr(device, "opened", lambda _, regions, __: device.Device(here, regions, recorder=retracer))
     recorded = train(p.Batchnorm, compression=method, steps=6)
     assert retracer.replays > 6
     monkeypatch.undo()

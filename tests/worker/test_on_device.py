@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from orchestrator.comm import collectives
+from orchestrator.comm.transports.base import Regions
+from orchestrator.comm.transports.shared_memory import SharedRegions
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.numerics import staging
@@ -65,7 +67,11 @@ def on_device(
         kernels = make()
         return device.Summing(regions(kernels), kernels)
 
-    monkeypatch.setattr(device, "opened", lambda *_: device.Device(here, *summing()))
+    def opened(_: object, own: Regions, __: object) -> device.Device:
+        found, kernels = summing()
+        return device.Device(here, found or own, kernels)
+
+    monkeypatch.setattr(device, "opened", opened)
     monkeypatch.setattr(device, "summing", summing)
 
 
@@ -244,7 +250,7 @@ def test_a_loss_that_is_looked_at_behind_its_backward_pass_is_told_alike(monkeyp
     """A look before it would keep the card waiting, where gradients leave for host memory."""
     (plain,) = members_end(f.NanLoss)
     there = staging.Copying(torch.device("cpu"))
-    monkeypatch.setattr(device, "opened", lambda *_: device.Device(there))
+    monkeypatch.setattr(device, "opened", lambda _, regions, __: device.Device(there, regions))
     (copied,) = members_end(f.NanLoss)
     assert isinstance(plain, Exception)
     assert str(copied) == str(plain)
@@ -259,10 +265,12 @@ def test_where_memory_cannot_be_shared_only_sums_that_are_exact_are_made_in_host
     monkeypatch.setattr(device, "CudaDriver", refusing)
     monkeypatch.setattr(staging, "on", lambda _: staging.Direct())
     told: list[str] = []
+    regions = SharedRegions()
     plan = resolve(settings_for(p.Mlp, Layout(1)))
     on_card = replace(plan, run=replace(plan.run, compute=replace(plan.run.compute, device="cuda")))
-    there = device.opened(on_card, told.append)
-    assert (there.regions, there.kernels) == (None, None)
+    there = device.opened(on_card, regions, told.append)
+    assert there.regions is regions
+    assert there.kernels is None
     assert "which is slower: cuMemExportToShareableHandle" in told[0]
     with refused("gpu.fast-sums"):
-        device.opened(replace(on_card, exchange=replace(on_card.exchange, exact=False)), told.append)
+        device.opened(replace(on_card, exchange=replace(on_card.exchange, exact=False)), regions, told.append)

@@ -267,6 +267,10 @@ class ProcessServices:
     # is told the UUID of this member's GPU before anything is computed there; empty where it does not tell
     on_card: Callable[[str], None] = _on_no_card
 
+    def tell_slower(self, why: str) -> None:
+        """Report that something on this member's device takes longer than it could, and why."""
+        self.emit({"event": "device", "why": why})
+
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""
         self._await(self.writer.copied)

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.pipeline_schedules import programs
-from orchestrator.comm.transports.base import Regions, Transport
+from orchestrator.comm.transports.base import Transport
 from orchestrator.config.plan import Plan, Run
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics import allocator
-from orchestrator.numerics.device.kernels import Kernels, sums_on
+from orchestrator.numerics.device.kernels import sums_on
 from orchestrator.numerics.digests import model_digest
 from orchestrator.numerics.layout import Layout
-from orchestrator.numerics.staging import Staging
 from orchestrator.optim import optimizers
 from orchestrator.optim.clipping import Clipping, Norm
 from orchestrator.optim.transforms import State
 from orchestrator.worker.between_steps.run_state import RunState
+from orchestrator.worker.device import Device
 from orchestrator.worker.member.generation import Generation, ProcessServices
 from orchestrator.worker.model import construction, snapshot
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.shard_graphs import Recorder
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import placed
@@ -96,16 +95,6 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-class Place(NamedTuple):
-    """The device on which a stage computes, and the memory in which its sums are made."""
-
-    staging: Staging  # to the device that computes
-    regions: Regions  # the memory that members exchange through
-    kernels: Kernels | None  # where sums stay on that device; None: they are made in host memory
-    recorder: Recorder | None = None  # of passes, where they are to be recorded
-    tell: Callable[[str], None] = lambda _: None  # takes a line on what is computed eagerly
-
-
 class HostedStage:
     """The part of a model that a worker keeps once it knows its stage. `take_on` comes with each generation."""
 
@@ -117,9 +106,9 @@ class HostedStage:
         cuts: Cuts,  # where the model is cut
         stage: int,  # its number
         services: ProcessServices,  # of the member's process
-        place: Place,  # where it computes
+        device: Device,  # where it computes, and where its sums are made
     ) -> None:
-        model, staging, kernels = workload.model, place.staging, place.kernels
+        model, staging, kernels = workload.model, device.staging, device.kernels
         workload.compute_on(staging)
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._plan, self._cuts, self._index, self._pipeline = plan, cuts, stage, workload.pipeline
@@ -139,30 +128,31 @@ class HostedStage:
         clipping = None if plan.update.clip is None or norm is None else Clipping(plan.update.clip, norm)
         updater = Updater(workload, replica, optimizer, plan.update, clipping)
         sums = sums_of(plan) if kernels is None else sums_on(kernels)
-        self._memory = Memory(layout.layout, place.regions, sums=sums)
+        self._memory = Memory(layout.layout, device.regions, sums=sums)
         before, onward = ((0, *cuts.crossing, 0)[number] for number in (stage, stage + 1))
-        self._borders = None if kernels is None else BorderMemory(place.regions, onward, before)
+        self._borders = None if kernels is None else BorderMemory(device.regions, onward, before)
         self._services = services
         self.model_state = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._first_state)
         places = tuple(place for place, name in enumerate(whole.counters) if name in owned)
         parts = StageParts(
             *(self._stage, cuts.stages, workload, replica, layout, places, self.model_state),
             *(staging, staging.host_transfer(layout.layout, self._memory.result), norm, plan.recompute),
-            graphs=self._graphs(place, workload, replica),
+            graphs=self._graphs(device, workload, replica),
         )
         summation = DirectSum(layout.layout, self._memory, None, kernels, layout.runs)
         self.trainer = StageTrainer(parts, updater, summation, services)
         self.boundary = Stages(workload, self._stage, self.model_state)
 
-    def _graphs(self, place: Place, workload: PipelineAdapter, replica: Replica) -> StageGraphs | None:
-        if place.recorder is None or place.kernels is None:
+    def _graphs(self, device: Device, workload: PipelineAdapter, replica: Replica) -> StageGraphs | None:
+        if device.recorder is None or device.kernels is None:
             return None
         why_not = workload.why_not_recorded
         if self._plan.recompute:
             why_not = "with run.recompute forward passes are computed twice"
         elif "training" in self._cuts.apart:
             why_not = "loss() does not call the model"
-        return StageGraphs(place.recorder, self._stage, replica, workload, place.staging, place.tell, why_not)
+        tell = self._services.tell_slower
+        return StageGraphs(device.recorder, self._stage, replica, workload, device.staging, tell, why_not)
 
     def _first_state(self, values: dict[str, Any], transforms: State) -> TrainingState:
         """As `StageState.capture` gave it before the first step. The whole model is made for it."""
