@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -19,16 +19,21 @@ _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their 
 
 def model_digest(model: torch.nn.Module) -> str:
     """Hexadecimal SHA-256 of the model's state."""
+    return state_digest(distinct_state(model))
+
+
+def state_digest(state: Mapping[str, torch.Tensor]) -> str:
+    """The digest of a model with these parameters and buffers, by name."""
     whole = hashlib.sha256()
-    for name, tensor in sorted(distinct_state(model).items()):
+    for name, tensor in sorted(state.items()):
         update(whole, name, tensor)
     return whole.hexdigest()
 
 
-def tensor_digests(model: torch.nn.Module) -> dict[str, str]:
+def tensor_digests(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Tensor -> 64 bits of its SHA-256, names sorted: enough to tell which ones differ."""
     found = {}
-    for name, tensor in sorted(distinct_state(model).items()):
+    for name, tensor in sorted(state.items()):
         own = hashlib.sha256()
         update(own, name, tensor)
         found[name] = own.hexdigest()[:16]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from orchestrator.worker.model.initial import digest_of
+from orchestrator.numerics.digests import state_digest
 from tests.cli.test_stages import wait_for_recoveries
 from tests.cli.watching import WatchedRun
 from tests.projects import Project
@@ -55,7 +55,7 @@ def test_it_loses_a_worker_goes_on_in_three_stages_and_is_rerun_whole(nets: Proj
     assert done.code == 0, done.err
     assert run.steps == 120
     weights = load_file(run.folder / "model.safetensors")
-    assert digest_of(weights) == done.report["digest"], "they come from the workers of three stages"
+    assert state_digest(weights) == done.report["digest"], "they come from the workers of three stages"
     rerun = nets.run(f"rerun={run.run_id}", "cluster.workers=1", "cluster.stages=1", "output=json")
     assert (rerun.code, rerun.report["verdict"]) == (0, "exact"), rerun.err
     assert nets.leftovers() == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from orchestrator.worker.model.initial import digest_of
+from orchestrator.numerics.digests import state_digest
 from tests.cli.alone import alone, assert_as_alone
 from tests.cli.watching import WatchedRun
 from tests.projects import REPOSITORY, Done, Project
@@ -157,5 +157,5 @@ def test_what_is_interrupted_within_a_memory_goes_on_in_more_stages_and_not_whol
     assert run.steps == before
     done = project.run("resume=last", "cluster.workers=4", "cluster.stages=4", "output=json")
     assert (done.code, done.report["digest"]) == (0, free.report["digest"]), (limit, done.err)
-    assert digest_of(load_file(run.folder / "model.safetensors")) == done.report["digest"]
+    assert state_digest(load_file(run.folder / "model.safetensors")) == done.report["digest"]
     assert project.leftovers() == []

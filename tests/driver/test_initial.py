@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from orchestrator.config.settings import InitialSettings
 from orchestrator.driver.preflight import initial
 from orchestrator.errors import ConfigurationError
+from orchestrator.numerics.digests import state_digest
 from orchestrator.provenance.tracking import models
 from orchestrator.provenance.tracking.store import user
 from orchestrator.worker.model import initial as weights
@@ -63,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def digest(file: Path) -> str:
-    return weights.digest_of(weights.read(file, "of a test"))
+    return state_digest(weights.read(file, "of a test"))
 
 
 def test_weights_are_fetched_once_and_an_alias_becomes_its_version(shelf: Any, folder: Path) -> None:

@@ -46,8 +46,8 @@ from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
+from orchestrator.numerics.digests import state_digest
 from orchestrator.records.lines import LineFile, read
-from orchestrator.worker.model.initial import digest_of
 from tests.cli.chaos import check_journal
 from tests.virtual_cluster.cluster import HERE, THERE, Cluster, Member, Members, Store, simulated
 from tests.virtual_cluster.plans import ASYNCHRONOUS, MOST_LIVES, Chance, Crash, Plan, calm, plan
@@ -244,7 +244,7 @@ class Run:
             well = {stage for stage, member in zip(stages, self._present(), strict=False) if member.is_well}
             assert well < set(stages)
             return replace(outcome, error=error)
-        assert digest_of(load_file(path)) == outcome.digest, "the weights are not those of the digest"
+        assert state_digest(load_file(path)) == outcome.digest, "the weights are not those of the digest"
         assert [file.name for file in self._folder.glob("weights*")] == ["weights"]
         return outcome
 

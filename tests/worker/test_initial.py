@@ -13,7 +13,7 @@ from torch import nn
 from orchestrator.config.plan import Initial
 from orchestrator.config.resolve import INITIAL_FOLDER, resolve
 from orchestrator.errors import ConfigurationError
-from orchestrator.numerics.digests import distinct_state, model_digest
+from orchestrator.numerics.digests import distinct_state, model_digest, state_digest
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model import initial
 from orchestrator.worker.worker import Worker
@@ -66,7 +66,7 @@ def test_a_model_gets_the_very_bits(tmp_path: Path) -> None:
     assert trained.norm.running_mean is not None
     trained.norm.running_mean.add_(0.1)
     weights = saved(trained, tmp_path)
-    assert initial.digest_of(initial.read(Path(weights.file), "m")) == weights.digest
+    assert state_digest(initial.read(Path(weights.file), "m")) == weights.digest
     initial.begin_with(fresh, weights)
     assert model_digest(fresh) == model_digest(trained)
     assert fresh.head.weight is fresh.embedding.weight

@@ -20,6 +20,7 @@ from orchestrator.config.settings import InitialSettings, Settings
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.preflight import others
 from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.numerics.digests import state_digest
 from orchestrator.provenance.tracking import Store, models
 from orchestrator.worker.model import initial
 
@@ -116,7 +117,7 @@ def _found(store: Store, name: str, folder: Path, *, trusted: bool) -> str:
     with tempfile.TemporaryDirectory(dir=folder / _FOLDER, prefix=".new-") as new:
         weights = Path(new) / models.WEIGHTS
         models.fetch_weights(store, name, weights)
-        found = initial.digest_of(initial.read(weights, name))
+        found = state_digest(initial.read(weights, name))
         weights.replace(place_of(folder, found))
     return found
 
@@ -124,7 +125,7 @@ def _found(store: Store, name: str, folder: Path, *, trusted: bool) -> str:
 def _of_checkpoint(file: Path, folder: Path) -> str:
     """The digest of the weights of a checkpoint of Lightning, which are in the folder then."""
     given = checkpoints.weights_of(file)
-    digest = initial.digest_of(given)
+    digest = state_digest(given)
     if not held_in(folder, digest):
         (folder / _FOLDER).mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder / _FOLDER, prefix=".new-") as new:
@@ -137,7 +138,7 @@ def _of_checkpoint(file: Path, folder: Path) -> str:
 def _digest_of(file: Path) -> str | None:
     """None of a file that holds no weights."""
     try:
-        return initial.digest_of(initial.read(file, file.name))
+        return state_digest(initial.read(file, file.name))
     except ConfigurationError:
         return None
 

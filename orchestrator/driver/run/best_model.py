@@ -12,8 +12,8 @@ from orchestrator.checkpoint.storage import open_storage
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.driver.report.outcome import BestModel
 from orchestrator.errors import CheckpointDamaged, RunFailed
+from orchestrator.numerics.digests import state_digest
 from orchestrator.records import lines
-from orchestrator.worker.model import initial
 
 _MODEL = "model/"
 
@@ -31,7 +31,7 @@ def put(storage: str, weights: Path, trace: Path) -> BestModel:
             names = {_MODEL + name: name for name in last.keys()}  # noqa: SIM118
         state = catalog.load(place, catalog.read(place, best[0]), names.__contains__)
         found = {names[name]: tensor for name, tensor in state.tensors.items()}
-        digest = initial.digest_of(found)
+        digest = state_digest(found)
         _check(digest, best[0], trace)
         unfinished = weights.with_suffix(".unfinished")
         Weights(found).write(unfinished)

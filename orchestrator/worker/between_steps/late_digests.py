@@ -15,7 +15,6 @@ changed while it was copied, by code that may not, ends the step with an error (
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
@@ -81,7 +80,7 @@ class LateDigests:
             return False
         self._background.wait(None)  # it may still reserve the memory
         try:
-            places = self._copier.copy(tensors, tensors.keys(), self._host_memory).tensors
+            places = self._copier.copy(tensors, tensors.keys(), self._side.host_memory).tensors
         except MemoryError:
             return False
         for name in tensors.keys() - steady:
@@ -126,22 +125,17 @@ class LateDigests:
         self._thread = self._thread or Background("digest", nice=0)
         return self._thread
 
-    def _host_memory(self, size_bytes: int) -> torch.Tensor:
-        return self._side.host_memory(size_bytes)
-
     def _reserve(self, size_bytes: int) -> None:
         with suppress(MemoryError):
-            self._copier.reserve(size_bytes, self._host_memory)
+            self._copier.reserve(size_bytes, self._side.host_memory)
 
     def _complete(self, begun: _Begun) -> None:
         """Finish it, in the thread. Nothing more is told of the run if the card fails: its lines would have a gap."""
         try:
             begun.beside.wait()
-            whole = hashlib.sha256()
-            for name, tensor in sorted(begun.tensors.items()):
-                digests.update(whole, name, tensor)
+            digest = digests.state_digest(begun.tensors)
             begun.go_on.wait()
-            entry = begun.tell(whole.hexdigest() if self._is_whole else None)
+            entry = begun.tell(digest if self._is_whole else None)
         except Exception as error:
             self._error = error
             return

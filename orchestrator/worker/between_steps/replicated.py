@@ -61,7 +61,7 @@ class Whole:
         return distinct_state(model), {name for name, _ in model.named_parameters()}
 
     def tensor_digests(self) -> dict[str, str]:
-        return tensor_digests(self._workload.model)
+        return tensor_digests(self.state())
 
     def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
         return evaluation.compute(self._workload, self._replica, shards, self._total_shards, step, beat)

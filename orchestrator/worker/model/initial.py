@@ -6,7 +6,6 @@ Their digest is the one that this run reported, and part of the new run's identi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,14 +33,6 @@ def read(file: Path, name: str) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The digest of a model with these parameters and buffers, as `numerics.digests.model_digest` gives it."""
-    whole = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digests.update(whole, name, tensor)
-    return whole.hexdigest()
-
-
 def begin_with(model: torch.nn.Module, initial: Initial) -> None:
     """Put the weights into a model that has just been made, in place. Raises ConfigurationError, naming what does not fit, and
     has changed nothing then."""
@@ -57,7 +48,7 @@ def begin_with(model: torch.nn.Module, initial: Initial) -> None:
             "give the pipeline the arguments that the model was trained with, or name another model",
             code="initial.unfit",
         )
-    found = digest_of(given)
+    found = digests.state_digest(given)
     if found != initial.digest:
         raise ConfigurationError(
             [f"initial: the weights of {initial.name} have the digest {found} and not {initial.digest}"],

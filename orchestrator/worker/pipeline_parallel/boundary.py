@@ -75,14 +75,8 @@ class Stages:
         return b"".join(word.to_bytes(_WORD_BYTES, "little") for word in agreed)[: whole.digest_size].hex()
 
     def tensor_digests(self) -> dict[str, str]:
-        found = {}
-        for name, tensor in self._held.owned.items():
-            if name in self._tensors:
-                own = hashlib.sha256()
-                digests.update(own, name, tensor)
-                found[name] = own.hexdigest()[:16]
         whole: dict[str, str] = {}
-        for each in self._gather(messages.DIGEST, found):
+        for each in self._gather(messages.DIGEST, digests.tensor_digests(self.state())):
             whole.update(each)
         return dict(sorted(whole.items()))
 
