@@ -28,6 +28,7 @@ from torch.multiprocessing.spawn import spawn
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.comm.transports.shared_memory import SharedRegions
+from orchestrator.comm.transports.socket_transport import SocketTransport
 from orchestrator.comm.transports.sockets import Listener, connect
 from orchestrator.comm.transports.tls import make_credentials
 from orchestrator.numerics.allocator import keep_freed_memory
@@ -97,7 +98,7 @@ def _compare(
     gradient = torch.randn(elements)
     own = gradient.clone()  # gloo works in place, and what it works on does not matter
     contestants: Contestants = {"gloo": lambda _: dist.all_reduce(own)}
-    opened: list[tuple[Exchange, SharedRegions]] = []
+    opened: list[tuple[SocketTransport, SharedRegions]] = []
     for medium, reduction, topology in itertools.product(contest.media, contest.reductions, contest.topologies):
         regions = SharedRegions()
         sums = {"exact": MEANS, "fast": FAST_MEANS}[reduction]
@@ -108,7 +109,7 @@ def _compare(
         number = elements * 100 + len(opened)
         transport = connect(listeners[medium == "tls"], rank, number, peers, regions, PATIENCE_S)
         exchange = Exchange(build_schedule(topology, members), rank, number, transport, memory, PATIENCE_S)
-        opened.append((exchange, regions))
+        opened.append((transport, regions))
         contestants[name_of(reduction, medium, topology)] = _sum(exchange, members)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for step in range(contest.repeats + 2):
@@ -122,8 +123,8 @@ def _compare(
             if step >= 2:
                 times[name].append(elapsed.item())
     dist.barrier()
-    for exchange, regions in opened:
-        exchange.close()
+    for transport, regions in opened:
+        transport.close()
         regions.close()
     return times
 

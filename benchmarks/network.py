@@ -117,7 +117,7 @@ def member(rank: int, steps: int) -> None:
             sent = exchange.sent_bytes - before
         digest = hashlib.sha256(memory.result[: gradient.numel()].numpy().data).hexdigest()
         found[method] = {"seconds": statistics.median(times[1:]), "bytes": sent, "digest": digest}
-        exchange.close()
+        transport.close()
         regions.close()
     print(json.dumps(found), flush=True)
 

@@ -169,7 +169,6 @@ class Exchange:
     ) -> None:
         self._schedule = schedule
         self._votes = votes
-        self._rank = rank
         self.rank = rank
         self.workers = schedule.workers  # so many, who have the first ranks
         self.generation = generation
@@ -261,23 +260,12 @@ class Exchange:
         payload: uint8, 1-D, contiguous, as long as each worker likes; not in a region, for nothing tells when peers have read
         it there. Neither the payload nor the tensors that come back may be written to until all of them were used.
         """
-        call = CollectiveTag(self.generation, step, attempt, phase)
-        held: dict[int, torch.Tensor] = {}
-        with self._counted():
-            for action in self._gather_program:
-                if isinstance(action, Send):
-                    self._transport.send(action.peer, call.tag(action.chunk), held[action.chunk])
-                elif isinstance(action, Finish):
-                    held[action.chunk] = payload
-                else:
-                    tag = call.tag(action.chunk)
-                    held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
-        workers = self._schedule.workers
-        return [held[worker] for worker in range(workers)] if self._rank < workers else []
+        held = self.spread(step, attempt, phase, {self.rank: payload}, self._gather_program)
+        return [held[worker] for worker in range(self.workers)] if self.rank < self.workers else []
 
     def ways(self, owned: Sequence[Collection[int]], needed: Mapping[int, Collection[int]]) -> tuple[Action, ...]:
         """This member's program of a `spreading`."""
-        return program(spreading(self._schedule, owned, needed), self._rank)
+        return program(spreading(self._schedule, owned, needed), self.rank)
 
     def spread(
         self, step: int, attempt: int, phase: int, own: Mapping[int, torch.Tensor], actions: Sequence[Action]
@@ -297,17 +285,17 @@ class Exchange:
 
     @cached_property
     def _vote_program(self) -> tuple[Action, ...]:
-        return program(self._votes or vote_schedule(self.members), self._rank)
+        return program(self._votes or vote_schedule(self.members), self.rank)
 
     @cached_property
     def _gather_program(self) -> tuple[Action, ...]:
-        return program(gathering(self._schedule), self._rank)
+        return program(gathering(self._schedule), self.rank)
 
     def _way(self, layout: Layout) -> Way:
         key = layout.size, self._verifies
         if key not in self._ways:
             borders, travels = layout.borders(self._schedule.chunks), self._transport.travels
-            ordered = turns(self._schedule, self._rank, only=_filled(borders))
+            ordered = turns(self._schedule, self.rank, only=_filled(borders))
             # A payload that travels takes memory here, and so does the copy of one that is verified.
             held = held_back(ordered, _never if self._verifies else lambda peer: not travels(peer))
             parts = tuple(part for turn in held for part in _parts(turn, borders, travels))
@@ -321,12 +309,6 @@ class Exchange:
         yield
         self._transport.flush(self._timeout_s)
         self.sent_bytes += self._transport.sent_bytes - before
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
 
 
 class _Placed(NamedTuple):
