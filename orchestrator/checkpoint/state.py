@@ -28,6 +28,7 @@ import torch
 
 from orchestrator.errors import RunFailed
 from orchestrator.numerics import digests
+from orchestrator.numerics.byte_layout import bytes_of, of_bytes
 
 _SCALARS = (type(None), bool, int, str)
 _OF_NUMPY = frozenset(numpy.dtype(code).type for code in "?bhilqBHILQefd")
@@ -118,14 +119,11 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _base64(tensor: torch.Tensor) -> str:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return base64.b64encode(raw.numpy().tobytes()).decode()
+    return base64.b64encode(bytes_of(tensor.cpu()).numpy().tobytes()).decode()
 
 
 def _from_base64(dtype: str, shape: list[int], text: str) -> torch.Tensor:
-    data = bytearray(base64.b64decode(text))
-    raw = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return raw.view(getattr(torch, dtype)).view(shape)
+    return of_bytes(base64.b64decode(text)).view(getattr(torch, dtype)).view(shape)
 
 
 def digest(tensor: torch.Tensor) -> str:

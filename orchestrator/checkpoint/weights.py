@@ -18,6 +18,8 @@ from typing import BinaryIO, Final, NamedTuple
 
 import torch
 
+from orchestrator.numerics.byte_layout import bytes_of
+
 # From first to last in a file, with their names there.
 _KINDS: Final = {
     torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64", torch.float32: "F32",
@@ -73,8 +75,7 @@ class Weights:
         if number == 0:
             return memoryview(self._head)
         if self._last is None or self._last[0] != number:
-            plain = self._tensors[self._names[number - 1]].detach().cpu().contiguous()
-            self._last = number, plain.reshape(-1).view(torch.uint8).numpy().data
+            self._last = number, bytes_of(self._tensors[self._names[number - 1]].cpu()).numpy().data
         return self._last[1]
 
 

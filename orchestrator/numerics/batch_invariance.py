@@ -30,6 +30,8 @@ from typing import Any
 import numpy
 import torch
 
+from orchestrator.numerics.byte_layout import bytes_of
+
 ROWS = 8  # of a tile
 EXAMPLES = 12  # rows that a trial wants: not those of a tile, so that a model that counts its rows is found out
 _NEAR = 1e-3  # of the largest answer: what is further apart is not rounding
@@ -98,9 +100,9 @@ def _hashes(inputs: Any, number: int) -> list[bytes]:
 def _bytes_of_rows(part: Any) -> Iterator[tuple[Any, Any]]:
     """The shape of each row, and what is in it."""
     if isinstance(part, torch.Tensor):
-        yield from ((part.shape[1:], row) for row in _bytes(part).reshape(len(part), -1))
+        yield from ((part.shape[1:], row) for row in bytes_of(part).numpy().reshape(len(part), -1))
     elif type(part) is list:
-        yield from ((row.shape, _bytes(row)) for row in part)
+        yield from ((row.shape, bytes_of(row).numpy()) for row in part)
     else:
         yield from ((part.shape[1:], repr(numpy.asarray(row).tolist()).encode()) for row in part)
 
@@ -297,16 +299,12 @@ def _same_part(left: Any, right: Any) -> bool:
         return False
     if isinstance(left, torch.Tensor):
         alike = left.dtype == right.dtype and left.shape == right.shape
-        return alike and bool((_bytes(left) == _bytes(right)).all())
+        return alike and torch.equal(bytes_of(left), bytes_of(right))
     if isinstance(left, numpy.ndarray):
         if left.dtype != right.dtype or left.shape != right.shape:
             return False
         return bool(left.tolist() == right.tolist() if left.dtype.kind == "O" else left.tobytes() == right.tobytes())
     return bool(left == right)
-
-
-def _bytes(tensor: torch.Tensor) -> Any:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _named(path: Path) -> str:

@@ -1,10 +1,20 @@
-"""The places of tensors of any types in one piece of bytes, which one copy then takes."""
+"""Tensors of any types as bytes: those of one, and the places of several in one piece, which one copy then takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes (uint8) in row-major order, where it lies; of a contiguous tensor its own memory."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def of_bytes(content: bytes) -> torch.Tensor:
+    """These bytes as a new tensor (uint8)."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
 class ByteLayout:

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.numerics.exact import in_host_memory
 from orchestrator.pipeline import naming
 
@@ -57,7 +58,7 @@ def update(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
     """Hash one tensor in: a header that cannot be confused with data, then its values in row-major order."""
     plain = tensor.detach().cpu().contiguous()
     digest.update(_header(name, plain))
-    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(bytes_of(plain).numpy().data)
 
 
 def update_in_place(digest: hashlib._Hash, named: Iterable[tuple[str, torch.Tensor]]) -> None:

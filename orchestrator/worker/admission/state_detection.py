@@ -23,6 +23,8 @@ from typing import Any
 import numpy
 import torch
 
+from orchestrator.numerics.byte_layout import bytes_of
+
 _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 100
 _MOST_ELEMENTS = 2**20  # of an array
@@ -128,7 +130,7 @@ def _content(array: Any) -> bytes | None:
     if isinstance(array, torch.Tensor):
         if array.layout != torch.strided or array.is_meta or array.is_quantized:
             return None
-        array = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        array = bytes_of(array.cpu()).numpy()
     elif array.dtype.hasobject:
         return None
     return hashlib.blake2b(array.tobytes()).digest()

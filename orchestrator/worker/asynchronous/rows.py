@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from orchestrator.comm.collectives import FALLBACKS, Exchange
+from orchestrator.numerics.byte_layout import bytes_of, of_bytes
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model import snapshot
 
@@ -19,9 +20,7 @@ def encode(rows: Mapping[int, State]) -> torch.Tensor:
     tensors = snapshot.named_rows(rows)
     header = json.dumps([[n, str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in tensors.items()]).encode()
     length = len(header).to_bytes(_LENGTH_BYTES, "little")
-    parts = [torch.frombuffer(bytearray(length + header), dtype=torch.uint8)]
-    parts += [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
-    return torch.cat(parts)
+    return torch.cat([of_bytes(length + header), *(bytes_of(tensor.cpu()) for tensor in tensors.values())])
 
 
 def decode(payload: torch.Tensor) -> dict[int, dict[str, torch.Tensor]]:
@@ -31,7 +30,7 @@ def decode(payload: torch.Tensor) -> dict[int, dict[str, torch.Tensor]]:
     tensors: dict[str, torch.Tensor] = {}
     for name, dtype, shape in json.loads(payload[_LENGTH_BYTES:at].numpy().tobytes()):
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        raw = tensor.reshape(-1).view(torch.uint8)
+        raw = bytes_of(tensor)
         raw.copy_(payload[at : at + raw.numel()])
         tensors[name] = tensor
         at += raw.numel()

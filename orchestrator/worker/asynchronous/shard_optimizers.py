@@ -19,6 +19,7 @@ import torch
 
 from orchestrator.checkpoint.state import pack, unpack
 from orchestrator.errors import Inconsistent
+from orchestrator.numerics.byte_layout import of_bytes
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model import snapshot
 
@@ -73,7 +74,7 @@ class ShardOptimizers:
         state = [[self._numbers[parameter], dict(entry)] for parameter, entry in turn.state.items()]
         row: dict[str, torch.Tensor] = {}
         packed = pack({"groups": turn.groups, "state": state}, row, "optimizer")
-        row[_TREE] = torch.frombuffer(bytearray(json.dumps(packed).encode()), dtype=torch.uint8)
+        row[_TREE] = of_bytes(json.dumps(packed).encode())
         return row
 
     def _loaded(self, shard: int, row: State) -> _Turn:

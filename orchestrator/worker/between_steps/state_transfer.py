@@ -26,6 +26,7 @@ import torch
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.comm.collectives import STATE_TRANSFER
 from orchestrator.comm.transports.base import PeerLost, Tag, Transport
+from orchestrator.numerics.byte_layout import bytes_of, of_bytes
 from orchestrator.worker.member.generation import Entry
 
 _PIECE_BYTES: Final = 4 << 20
@@ -43,17 +44,16 @@ def give(
     stream: int = 0,
 ) -> None:
     """Send this state to all recipients. Raises what the transport raises."""
-    header = torch.frombuffer(bytearray(_header(state, entries)), dtype=torch.uint8)
+    header = of_bytes(_header(state, entries))
     hashed = hashlib.sha256()
     number = 0
     # One at a time, because a tensor that is not in host memory is copied there.
-    for payload in itertools.chain([header], map(_raw, state.tensors.values())):
+    for payload in itertools.chain([header], (bytes_of(tensor.cpu()) for tensor in state.tensors.values())):
         for piece in _pieces(payload):
             hashed.update(piece.numpy().data)
             _hand(transport, recipients, _tag(generation, stream, number), piece, header.numel(), timeout_s)
             number += 1
-    digest = torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
-    _hand(transport, recipients, _tag(generation, stream, number), digest, 0, timeout_s)
+    _hand(transport, recipients, _tag(generation, stream, number), of_bytes(hashed.digest()), 0, timeout_s)
 
 
 def take(
@@ -68,7 +68,7 @@ def take(
     tensors: dict[str, torch.Tensor] = {}
     for name, dtype, shape in header["tensors"]:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        source.fill(_raw(tensor))
+        source.fill(bytes_of(tensor))
         tensors[name] = tensor
     expected = source.digest()
     came, _ = source.next()
@@ -131,11 +131,6 @@ def _header(state: TrainingState, entries: list[Entry]) -> bytes:
         [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in state.tensors.items()
     ]
     return json.dumps({"values": state.values, "tensors": tensors, "entries": entries}).encode()
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in row-major order, in host memory; of a contiguous one that lies there, its own memory."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _pieces(payload: torch.Tensor) -> Iterator[torch.Tensor]:

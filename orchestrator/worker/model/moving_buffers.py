@@ -26,6 +26,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from orchestrator.errors import PipelineRaised
+from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.pipeline import Pipeline, naming
 
 MEAN, EQUAL = "mean", "equal"
@@ -245,10 +246,6 @@ def _kinds(module: torch.nn.Module, own: Buffers) -> dict[str, str]:
 def _is_counter(buffer: torch.Tensor) -> bool:
     integral = not buffer.dtype.is_floating_point and not buffer.dtype.is_complex and buffer.dtype != torch.bool
     return integral and buffer.numel() <= COUNTER_ELEMENTS
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _read(payload: torch.Tensor, buffers: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:

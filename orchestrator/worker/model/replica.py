@@ -24,11 +24,12 @@ import torch
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import foreach
+from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.model.construction import layout_of, refuse_unsupported
-from orchestrator.worker.model.moving_buffers import MEAN, BufferRemains, Moving, bytes_of, fits
+from orchestrator.worker.model.moving_buffers import MEAN, BufferRemains, Moving, fits
 from orchestrator.worker.model.one_piece import OnePiece
 
 _PIECE = 2**12  # elements

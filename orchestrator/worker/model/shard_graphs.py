@@ -29,6 +29,7 @@ import torch
 
 from orchestrator.common import gpu_memory
 from orchestrator.numerics import cuda
+from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.numerics.staging import Arriving, Staging, taken_apart
 from orchestrator.pipeline import is_own, is_users
 from orchestrator.worker.model.batch_place import BatchPlace
@@ -396,11 +397,7 @@ def _host_generators() -> tuple[Any, ...]:
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    return one.shape == other.shape and torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return one.shape == other.shape and torch.equal(bytes_of(one), bytes_of(other))
 
 
 def reason(error: BaseException) -> str:

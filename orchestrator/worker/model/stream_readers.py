@@ -31,6 +31,7 @@ from orchestrator.data.files.stream import Stream
 from orchestrator.data.loaders import fingerprint
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
 from orchestrator.numerics import streams
+from orchestrator.numerics.byte_layout import of_bytes
 from orchestrator.optim.transforms import State
 from orchestrator.pipeline import naming
 
@@ -319,7 +320,7 @@ def _packed(state: Any, most: int, what: str) -> torch.Tensor:
         )
     found = torch.zeros(_LENGTH_BYTES + most, dtype=torch.uint8)
     whole = len(data).to_bytes(_LENGTH_BYTES, "little") + data
-    found[: len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+    found[: len(whole)] = of_bytes(whole)
     return found
 
 

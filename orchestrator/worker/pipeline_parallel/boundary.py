@@ -19,6 +19,7 @@ from orchestrator.comm.collectives import Exchange
 from orchestrator.comm.transports.base import Tag
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import digests
+from orchestrator.numerics.byte_layout import bytes_of, of_bytes
 from orchestrator.pipeline import defines
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -184,7 +185,7 @@ class Stages:
 
     def _send(self, tensor: torch.Tensor, number: int) -> None:
         links = self._links
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        raw = bytes_of(tensor.cpu())
         for piece, start in enumerate(range(0, raw.numel(), _PIECE_BYTES)):
             tag = Tag(links.wire.generation, self._calls, number, messages.DIGEST, piece)
             links.wire.transport.send(0, tag, raw[start : start + _PIECE_BYTES].clone())
@@ -194,7 +195,7 @@ class Stages:
         links, like = self._links, self._tensors[name]
         with torch._C.DisableTorchFunctionSubclass():
             tensor = torch.empty(tuple(like.size()), dtype=like.dtype)
-        raw = tensor.reshape(-1).view(torch.uint8)
+        raw = bytes_of(tensor)
         for piece, start in enumerate(range(0, raw.numel(), _PIECE_BYTES)):
             tag = Tag(links.wire.generation, self._calls, number, messages.DIGEST, piece)
             raw[start : start + _PIECE_BYTES] = links.wire.transport.receive(sender, tag, links.wire.timeout_s).payload
@@ -203,5 +204,5 @@ class Stages:
     def _gather(self, phase: int, values: Mapping[str, Any]) -> list[Any]:
         """The values that each member tells, by rank."""
         self._calls += 1
-        payload = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
+        payload = of_bytes(json.dumps(values).encode())
         return [json.loads(each.numpy().tobytes()) for each in self._exchange.gather(self._calls, 0, phase, payload)]

@@ -24,6 +24,7 @@ import torch
 
 from orchestrator.comm.transports.base import ProtocolError, Received, Tag, Transport
 from orchestrator.errors import PipelineRaised
+from orchestrator.numerics.byte_layout import of_bytes
 from orchestrator.numerics.staging import collecting, mark_of
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import (
@@ -161,7 +162,7 @@ def encode(message: Activations | Gradients, seeded: Seeded, place: torch.Tensor
     header["generators"], states = _changed(message.generators, seeded)
     bodies += states
     text = json.dumps(header).encode()
-    bodies = [torch.frombuffer(bytearray(text), dtype=torch.uint8), *bodies]
+    bodies = [of_bytes(text), *bodies]
     *starts, end = _offsets(bodies)
     return Message(collecting(end, list(zip(starts, bodies, strict=True))), len(text), left)
 

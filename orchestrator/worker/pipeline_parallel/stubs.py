@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators
 from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, Watcher
 from orchestrator.worker.pipeline_parallel.trail import Looking, Trail
@@ -191,7 +192,7 @@ def _signature(name: str, module: torch.nn.Module, leaves: list[Any], spec: str,
                 if not is_fake and not any_value:
                     if leaf.nbytes > _MOST_BYTES or leaf.requires_grad or not leaf.is_cpu:
                         return None
-                    found.append(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                    found.append(bytes_of(leaf).numpy().tobytes())
             elif isinstance(leaf, _PLAIN):
                 found.append((type(leaf), leaf))
             else:

@@ -18,6 +18,7 @@ import torch
 from orchestrator.comm.collectives import GRID_KEYS, GRID_SUM, Exchange, Memory
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Regions
+from orchestrator.numerics.byte_layout import of_bytes
 from orchestrator.numerics.exact import INTEGERS
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
@@ -77,15 +78,11 @@ class GridCarrier:
         if not self._masked or self._keys_told:
             return
         own = KeyPair()
-        keys = exchange.gather(step, 0, GRID_KEYS, _as_tensor(own.public))
+        keys = exchange.gather(step, 0, GRID_KEYS, of_bytes(own.public))
         publics = [_as_bytes(each) for each in keys]
         if publics:  # a server gets none
             self._masks = own.agree(self._rank, publics, exchange.generation)
         self._keys_told = True
-
-
-def _as_tensor(text: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _as_bytes(tensor: torch.Tensor) -> bytes:
