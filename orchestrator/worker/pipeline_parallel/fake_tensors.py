@@ -25,56 +25,13 @@ VALUE_READS: Final = frozenset(
 )
 # Functions that ask about a tensor and need no value.
 ABOUT: Final = frozenset(
-    {
-        "shape",
-        "size",
-        "dim",
-        "ndim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "dtype",
-        "stride",
-        "device",
-        "is_meta",
-        "layout",
-    }
-    | {"__len__", "is_floating_point", "is_complex", "element_size", "itemsize", "is_contiguous", "requires_grad"}
-    | {
-        "is_cuda",
-        "is_cpu",
-        "is_sparse",
-        "is_quantized",
-        "is_nested",
-        "is_mkldnn",
-        "is_xla",
-        "is_mps",
-        "is_signed",
-        "names",
-    }
-    | {
-        "is_leaf",
-        "grad_fn",
-        "storage_offset",
-        "is_tensor",
-        "result_type",
-        "__repr__",
-        "__format__",
-        "__str__",
-        "__hash__",
-    }
-    | {
-        "is_sparse_csr",
-        "is_xpu",
-        "is_hpu",
-        "is_ipu",
-        "is_vulkan",
-        "is_maia",
-        "is_mtia",
-        "is_inference",
-        "is_conj",
-        "is_neg",
-    }
+    """
+    shape size dim ndim ndimension numel nelement dtype itemsize element_size layout device names
+    stride storage_offset is_contiguous requires_grad is_leaf grad_fn result_type
+    is_tensor is_floating_point is_complex is_signed is_conj is_neg is_inference is_quantized is_nested is_sparse is_sparse_csr
+    is_cpu is_cuda is_meta is_mkldnn is_mps is_xla is_xpu is_hpu is_ipu is_maia is_mtia is_vulkan
+    __len__ __repr__ __str__ __format__ __hash__
+    """.split()  # noqa: SIM905
 )
 
 # An output of a module: its name, which call of it, which tensor of what it returned; or of an operation, as `trail.py` says.
@@ -219,21 +176,7 @@ def writes(name: str) -> bool:
 
 _AUGMENTED: Final = frozenset(
     f"__i{each}__"
-    for each in (
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "div",
-        "floordiv",
-        "mod",
-        "pow",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-    )
+    for each in "add sub mul truediv div floordiv mod pow and or xor lshift rshift".split()  # noqa: SIM905
 )
 
 
@@ -293,7 +236,8 @@ _RESHAPING: Final = frozenset(
     f"{each}_"
     for each in ("resize", "resize_as", "t", "squeeze", "unsqueeze", "transpose", "swapaxes", "swapdims", "set")
 ) | {"as_strided_", "__set__"}
-_PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
+# Values of a call that are compared as they are.
+PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
 
 
 def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any) -> Any:
@@ -304,16 +248,8 @@ def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
     with torch._C.DisableTorchFunctionSubclass():
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                found.append(
-                    (
-                        type(leaf) is FakeTensor,
-                        tuple(leaf.size()),
-                        tuple(leaf.stride()),
-                        leaf.dtype,
-                        leaf.storage_offset(),
-                    )
-                )
-            elif isinstance(leaf, _PLAIN):
+                found.append(form_of(leaf))
+            elif isinstance(leaf, PLAIN):
                 found.append((type(leaf), leaf))
             elif isinstance(leaf, slice) and all(
                 isinstance(each, int | None) for each in (leaf.start, leaf.stop, leaf.step)
@@ -329,6 +265,12 @@ def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
     except TypeError:
         return None
     return key
+
+
+def form_of(tensor: torch.Tensor) -> Any:
+    """All that shapes alone depend on; to be called without the functions of a subclass."""
+    form = tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.storage_offset()
+    return type(tensor) is FakeTensor, *form
 
 
 def _fresh(result: torch.Tensor, watcher: Watcher, home: str) -> FakeTensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -100,10 +100,9 @@ class _Walk:
         self.trail = Trail()
         self.looking = Looking(self.trail, trailed, self._note) if trailed else None
 
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        with nullcontext() if self.looking is None else self.looking.away():
-            yield
+    def away(self) -> AbstractContextManager[None]:
+        """The code within the block is not the user's."""
+        return nullcontext() if self.looking is None else self.looking.within(users=False)
 
     def _note(self, name: Key, tensor: torch.Tensor) -> None:
         """A result that crosses a border."""

@@ -22,10 +22,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators
-from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, Watcher
+from orchestrator.worker.pipeline_parallel.fake_tensors import PLAIN, FakeTensor, Key, Watcher, form_of
 from orchestrator.worker.pipeline_parallel.trail import Looking, Trail
 
-_PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
 _MOST_BYTES: Final = 1 << 16  # of a tensor with values, such as a mask, which are compared then
 _MOST_KINDS: Final = 16  # of arguments; a module that has been given more is not remembered any more
 
@@ -94,10 +93,10 @@ class Stubs:
         looking = prefix.looking
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with looking.back():
+            with looking.within(users=True):
                 return stub.forward(*args, **kwargs)
 
-        with looking.away():
+        with looking.within(users=False):
             return self._remembered(prefix, name, stub, args, kwargs, forward)
 
     def _remembered(
@@ -172,7 +171,7 @@ def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tupl
         elif type(leaf) is FakeTensor and not isinstance(leaf.key, str):
             key = None if leaf.key is None else (leaf.key[0], leaf.key[1] - before[leaf.key[0]], leaf.key[2])
             leaves.append(_Leaf(like=leaf.shape_alone(), home=str(leaf.home), key=key))
-        elif isinstance(leaf, _PLAIN):
+        elif isinstance(leaf, PLAIN):
             leaves.append(_Leaf(value=leaf))
         else:
             return result, None
@@ -186,14 +185,12 @@ def _signature(name: str, module: torch.nn.Module, leaves: list[Any], spec: str,
     with torch._C.DisableTorchFunctionSubclass():
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                is_fake = type(leaf) is FakeTensor
-                shape = is_fake, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset()
-                found.append(shape)
-                if not is_fake and not any_value:
+                found.append(form_of(leaf))
+                if type(leaf) is not FakeTensor and not any_value:
                     if leaf.nbytes > _MOST_BYTES or leaf.requires_grad or not leaf.is_cpu:
                         return None
                     found.append(bytes_of(leaf).numpy().tobytes())
-            elif isinstance(leaf, _PLAIN):
+            elif isinstance(leaf, PLAIN):
                 found.append((type(leaf), leaf))
             else:
                 return None

@@ -64,25 +64,16 @@ class Looking(TorchFunctionMode):
     def __init__(self, trail: Trail, names: frozenset[Key], note: Callable[[Key, torch.Tensor], None]) -> None:
         super().__init__()
         self._trail, self._names, self._note = trail, names, note
-        self._away = False
+        self._users = True
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """The code within is not the user's."""
-        before, self._away = self._away, True
+    def within(self, *, users: bool) -> Iterator[None]:
+        """users: whether the code within the block is the user's."""
+        before, self._users = self._users, users
         try:
             yield
         finally:
-            self._away = before
-
-    @contextmanager
-    def back(self) -> Iterator[None]:
-        """The code within is the user's again."""
-        before, self._away = self._away, False
-        try:
-            yield
-        finally:
-            self._away = before
+            self._users = before
 
     def __torch_function__(
         self,
@@ -91,7 +82,7 @@ class Looking(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if self._away or name_of(func) in ABOUT:
+        if not self._users or name_of(func) in ABOUT:
             return func(*args, **(kwargs or {}))
         label = self._trail.label(name_of(func))
         result = func(*args, **(kwargs or {}))
