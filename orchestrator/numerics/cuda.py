@@ -35,7 +35,8 @@ def build_problem() -> str | None:
         return None
     return coded(
         "gpu.torch-without",
-        f"run.device: torch {torch.__version__} is built without CUDA; install a build with CUDA, or take run.device=cpu",
+        f"run.device: torch {torch.__version__} is built without CUDA; install a build with CUDA, or launch with "
+        "run.device=cpu",
     )
 
 
@@ -263,8 +264,8 @@ def _none_visible() -> str:
     return coded(
         "gpu.not-visible",
         f"run.device: no GPU is visible to this process (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}, "
-        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or take run.device=cpu; where "
-        "there was one before, start the container again, or reboot",
+        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or launch with run.device=cpu; "
+        "where there was one before, start the container again, or reboot",
     )
 
 
