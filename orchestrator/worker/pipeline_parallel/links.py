@@ -16,7 +16,7 @@ from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators, Gradients
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
-from orchestrator.worker.pipeline_parallel.messages import Border, Message
+from orchestrator.worker.pipeline_parallel.messages import Border, BorderTag, Message
 
 _NOBODY: Final = Generators((), None, None)
 
@@ -68,29 +68,20 @@ class Links:
         self._border = Border(wire.transport, wire.generation, wire.timeout_s, wire.memory)
         self._refreshed = 0
 
-    def from_before(self, task: Task, when: tuple[int, int]) -> Message | None:
-        """The message of the stage before on this shard; None if there is no such stage."""
-        return self.take_from_before((*when, messages.ACTIVATIONS, task.shard))
-
-    def take_from_before(self, tag: messages.BorderTag) -> Message | None:
+    def take_from_before(self, tag: BorderTag) -> Message | None:
+        """The message of the stage before on the tag's shard; None if there is no such stage."""
         return None if self.stage == 0 else self._border.receive(self.hosts[self.stage - 1][tag[3]], tag)
 
-    def from_behind(self, task: Task, when: tuple[int, int]) -> Message | None:
-        """The message of the stage behind on this shard; None if there is no such stage."""
-        tag = (*when, messages.GRADIENTS, task.shard)
-        return None if self.is_last else self._border.receive(self.hosts[self.stage + 1][task.shard], tag)
+    def take_from_behind(self, tag: BorderTag) -> Message | None:
+        """The message of the stage behind on the tag's shard; None if there is no such stage."""
+        return None if self.is_last else self._border.receive(self.hosts[self.stage + 1][tag[3]], tag)
 
-    def onward(self, task: Task, when: tuple[int, int], what: Activations | None, seeded: Generators | None) -> None:
+    def give_behind(self, tag: BorderTag, what: Activations | None, seeded: Generators | None) -> None:
         """Tell the stage behind; None: that nothing comes."""
-        self.give_behind((*when, messages.ACTIVATIONS, task.shard), what, seeded)
-
-    def give_behind(self, tag: messages.BorderTag, what: Activations | None, seeded: Generators | None) -> None:
         if not self.is_last:
             self._border.send(self.hosts[self.stage + 1][tag[3]], tag, what, seeded or _NOBODY)
 
-    def after_the_last(
-        self, tag: messages.BorderTag, drawn: Generators | None, seeded: Generators | None
-    ) -> Message | None:
+    def after_the_last(self, tag: BorderTag, drawn: Generators | None, seeded: Generators | None) -> Message | None:
         """The last stage sends all others the generators as it has left them after a shard, None for nothing. Returns its
         message; None at the last stage."""
         *before, last = [stage[tag[3]] for stage in self.hosts]
@@ -101,11 +92,10 @@ class Links:
             self._border.send(rank, tag, message, seeded or _NOBODY)
         return None
 
-    def back(self, task: Task, when: tuple[int, int], what: Gradients | None, seeded: Generators | None) -> None:
+    def give_before(self, tag: BorderTag, what: Gradients | None, seeded: Generators | None) -> None:
         """Tell the stage before; None: that nothing comes."""
         if self.stage:
-            tag = (*when, messages.GRADIENTS, task.shard)
-            self._border.send(self.hosts[self.stage - 1][task.shard], tag, what, seeded or _NOBODY)
+            self._border.send(self.hosts[self.stage - 1][tag[3]], tag, what, seeded or _NOBODY)
 
     def finish(self) -> None:
         """Send what the device has not done yet, when it has: before other messages."""

@@ -22,7 +22,6 @@ import numpy
 import torch
 
 from orchestrator.comm.collectives import Exchange
-from orchestrator.comm.pipeline_schedules import Task
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics import foreach
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
@@ -127,7 +126,7 @@ class StageTrainer:
             self._services.writer.copied(0)
             if self._parts.workload.rows(step, task.shard):
                 walk = self._forward if task.kind == "forward" else self._backward
-                walk(task, (step, attempt), tally, flights, local)
+                walk(task.shard, (step, attempt), tally, flights, local)
         links.finish()
         self._complete(step, tally)
         self._check(tally, options)
@@ -178,15 +177,15 @@ class StageTrainer:
         self.apply(state, consensus)
 
     def _forward(
-        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], _grid: Grid
+        self, shard: int, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], _grid: Grid
     ) -> None:
-        step = when[0]
-        parts, links, shard = self._parts, self._links, task.shard
-        arrived = links.from_before(task, when)
+        parts, links = self._parts, self._links
+        tag = (*when, messages.ACTIVATIONS, shard)
+        arrived = links.take_from_before(tag)
         flight, leaves = None, None
         if arrived is None or arrived.note:
             try:
-                with parts.workload.call(step, shard) as call:
+                with parts.workload.call(when[0], shard) as call:
                     parts.replica.begin_shard()
                     seeded = Generators.now()
                     came = None if arrived is None else messages.activations(arrived, seeded)
@@ -208,13 +207,14 @@ class StageTrainer:
                 flight = None
         if flight is not None and (leaves is not None or flight.loss is not None):
             flights[shard] = flight if shard in self._kept else flight.light()
-        links.onward(task, when, leaves if flight is not None else None, None if flight is None else flight.seeded)
+        links.give_behind(tag, leaves if flight is not None else None, None if flight is None else flight.seeded)
 
     def _backward(
-        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], grid: Grid
+        self, shard: int, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], grid: Grid
     ) -> None:
-        parts, links, shard = self._parts, self._links, task.shard
-        arrived = links.from_behind(task, when)
+        parts, links = self._parts, self._links
+        tag = (*when, messages.GRADIENTS, shard)
+        arrived = links.take_from_behind(tag)
         flight = flights.pop(shard, None)
         back: Gradients | None = None
         if flight is not None and (arrived is None or arrived.note):
@@ -224,7 +224,7 @@ class StageTrainer:
             except OrchestratorError as error:
                 tally.faults[shard] = error
                 back = None
-        links.back(task, when, back, None if flight is None else flight.seeded)
+        links.give_before(tag, back, None if flight is None else flight.seeded)
 
     def _go_back(
         self, flight: Flight, arrived: messages.Message | None, tally: _Tally, shard: int, grid: Grid
