@@ -24,7 +24,7 @@ from orchestrator.pipeline import REDUCED, naming
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.voting.step_report import EMPTY, from_slots, to_slots
+from orchestrator.worker.voting.step_report import EMPTY, from_slots, from_words, to_slots, to_words
 
 Beat = Callable[[], None]
 
@@ -105,7 +105,7 @@ def combine(
 
     Raises PipelineRaised (also if a monitored metric does not exist), Withdrawn, and what the transport raises.
     """
-    words = _to_words(results.names)
+    words = to_words(b"" if results.names is None else json.dumps(results.names).encode())
     metrics, length = _agree(exchange, step, batches, results, len(words))
     width = _FIXED + metrics
     filled = {batch * width + i: value for batch, row in results.rows.items() for i, value in enumerate(row)}
@@ -113,7 +113,7 @@ def combine(
     agreed = exchange.maximum(step, 0, EVALUATION, vector).tolist()
     values = from_slots(agreed[: batches * width])
     rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
-    parts = means_of(_from_words(agreed[batches * width :]), rows)
+    parts = means_of(json.loads(from_words(agreed[batches * width :]).rstrip(b"\0")), rows)
     means = results.summarized(parts)
     if any(name not in parts for name in monitored):  # all have the same parts, so all of them ask
         means |= _told(exchange, step, means, monitored)
@@ -168,18 +168,6 @@ def _agree(exchange: Exchange, step: int, batches: int, results: Results, length
             code="pipeline.metrics-differ",
         )
     return int(count), int(words)
-
-
-def _to_words(names: list[str] | None) -> list[int]:
-    """The names as integers that are never EMPTY; nothing where there are none to tell."""
-    text = b"" if names is None else json.dumps(names).encode()
-    return [int.from_bytes(text[start : start + 7], "little") for start in range(0, len(text), 7)]
-
-
-def _from_words(words: list[int]) -> list[str]:
-    text = b"".join(word.to_bytes(7, "little") for word in words).rstrip(b"\0")
-    names: list[str] = json.loads(text)
-    return names
 
 
 def _hash(names: list[str]) -> int:

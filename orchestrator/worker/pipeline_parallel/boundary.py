@@ -29,9 +29,9 @@ from orchestrator.worker.pipeline_parallel.cuts import Way
 from orchestrator.worker.pipeline_parallel.links import Links
 from orchestrator.worker.pipeline_parallel.replay import Stage
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
+from orchestrator.worker.voting.step_report import from_words, to_words
 
 _PIECE_BYTES: Final = 4 << 20
-_WORD_BYTES: Final = 7  # of a digest, so that no word is negative
 
 
 class Stages:
@@ -64,16 +64,10 @@ class Stages:
                 digests.update(whole, name, self._received(name, sender, number))
             elif links.rank == sender:
                 self._send(own[name], number)
-        words = [0] * (-(-whole.digest_size // _WORD_BYTES))
-        if links.rank == 0:
-            content = whole.digest()
-            words = [
-                int.from_bytes(content[start : start + _WORD_BYTES], "little")
-                for start in range(0, len(content), _WORD_BYTES)
-            ]
+        words = to_words(whole.digest() if links.rank == 0 else bytes(whole.digest_size))
         vector = torch.tensor(words, dtype=torch.int64)
         agreed = self._exchange.maximum(self._calls, 0, messages.DIGESTED, vector).tolist()
-        return b"".join(word.to_bytes(_WORD_BYTES, "little") for word in agreed)[: whole.digest_size].hex()
+        return from_words(agreed)[: whole.digest_size].hex()
 
     def tensor_digests(self) -> dict[str, str]:
         whole: dict[str, str] = {}

@@ -32,6 +32,7 @@ import torch
 from orchestrator.numerics.grid import ABSENT
 from orchestrator.worker.member.heartbeat import Halt
 
+_WORD_BYTES = 7  # of a word, so that none is negative
 _HEAD = 5  # elements: failing shard, evaluate, halt, save, busy
 _INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
 UNKNOWN = -1
@@ -183,6 +184,18 @@ def to_slots(length: int, values: Mapping[int, float]) -> list[int]:
 def from_slots(slots: Sequence[int]) -> dict[int, float]:
     """The filled slots, by position."""
     return {place: float_of(bits) for place, bits in enumerate(slots) if bits != EMPTY}
+
+
+def to_words(content: bytes) -> list[int]:
+    """The bytes as integers that are never EMPTY."""
+    return [
+        int.from_bytes(content[start : start + _WORD_BYTES], "little") for start in range(0, len(content), _WORD_BYTES)
+    ]
+
+
+def from_words(words: Sequence[int]) -> bytes:
+    """The bytes that `to_words` was given, and zeros up to the end of the last word."""
+    return b"".join(word.to_bytes(_WORD_BYTES, "little") for word in words)
 
 
 def bits_of(value: float) -> int:
