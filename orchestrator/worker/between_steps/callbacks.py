@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -202,24 +203,13 @@ class _Caller:
     def _filled(self, call: _Call) -> torch.nn.Module:
         """The model as it was after that step, whatever an earlier call has made of it."""
         if self._model is None:
-            self._model = self._built()
+            make = partial(construction.make_model, self._pipeline, self._seed)
+            self._model = construction.with_data(self._pipeline, self._seed, make)
         state = torch.load(io.BytesIO(call.state), weights_only=True)
         with naming("giving the model of on_evaluation() its weights"):
             self._model.load_state_dict(state, strict=False)  # tied tensors are there once
             self._model.requires_grad_(False)
             return self._model.eval()
-
-    def _built(self) -> torch.nn.Module:
-        """A model() that needs what datasets() finds gets it."""
-        try:
-            return construction.make_model(self._pipeline, self._seed)
-        except PipelineRaised as without_data:
-            try:
-                with naming("datasets()"), streams.seeded(self._seed, "datasets"):
-                    self._pipeline.datasets()
-                return construction.make_model(self._pipeline, self._seed)
-            except PipelineRaised:
-                raise without_data from None
 
 
 def _numbers(returned: Any) -> dict[str, float]:
@@ -232,21 +222,14 @@ def _numbers(returned: Any) -> dict[str, float]:
         ) from None
 
 
-class _Said(io.StringIO):
-    """The output that is printed during a call, line by line."""
-
-    def lines(self) -> list[str]:
-        return self.getvalue().splitlines()
-
-
 def _answered(caller: Callable[[], _Caller], call: _Call) -> dict[str, Any]:
-    said = _Said()
+    said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
             answer: dict[str, Any] = {"metrics": caller()(call)}
         except OrchestratorError as error:
             answer = {"failed": error.message}
-    return {**answer, "said": said.lines()}
+    return {**answer, "said": said.getvalue().splitlines()}
 
 
 def _serve(worker: Messages) -> None:

@@ -11,11 +11,11 @@ import gc
 import inspect
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from os import devnull
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules import batchnorm
@@ -36,6 +36,7 @@ from orchestrator.optim.transforms import Chain
 from orchestrator.pipeline import Pipeline, defines, naming
 from orchestrator.worker.model import begun, initial, moving_buffers
 
+Built = TypeVar("Built")
 _SOME_STEPS = 64  # of a course that is not known yet
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
 # The methods that torch calls on a module, with their arguments; a method of the user's may have the name and mean something
@@ -61,6 +62,19 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
     with naming("train() of the model"):
         model.train()
     return model
+
+
+def with_data(pipeline: Pipeline, seed: int, build: Callable[[], Built]) -> Built:
+    """The result of `build`, which calls model(); one that needs what datasets() finds gets it. Raises what `build` raises."""
+    try:
+        return build()
+    except PipelineRaised as without_data:
+        try:
+            with naming("datasets()"), seeded(seed, "datasets"):
+                pipeline.datasets()
+            return build()
+        except PipelineRaised:
+            raise without_data from None
 
 
 def first_model(pipeline: Pipeline, run: Run) -> torch.nn.Module:

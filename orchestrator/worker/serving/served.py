@@ -30,7 +30,6 @@ from orchestrator.numerics import batch_invariance, determinism
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import distinct_state
 from orchestrator.numerics.portable import operator_overrides
-from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline, defines, naming
 from orchestrator.worker.model import construction
 from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
@@ -104,15 +103,8 @@ def load(folder: Path) -> Served:
         warnings.warn(f"rows that are asked together are answered together: {answers.why}", stacklevel=3)
     with left_as_it_was():
         pipeline = construction.make_pipeline(table.find(Source.of(architecture)), args, seed)
-        try:
-            return Served(pipeline, _built(pipeline, seed, state), answers)
-        except PipelineRaised as without_data:
-            try:
-                with naming("datasets()"), seeded(seed, "datasets"):
-                    pipeline.datasets()
-                return Served(pipeline, _built(pipeline, seed, state), answers)
-            except PipelineRaised:
-                raise without_data from None
+        model = construction.with_data(pipeline, seed, lambda: _built(pipeline, seed, state))
+        return Served(pipeline, model, answers)
 
 
 def _built(pipeline: Pipeline, seed: int, state: Mapping[str, torch.Tensor]) -> torch.nn.Module:
