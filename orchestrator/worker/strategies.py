@@ -259,9 +259,7 @@ class LockstepStrategy(_Unsplit):
             masked = plan.exchange.masked
             carrier = GridCarrier(replica.layout.size, context.device.regions, masked=masked, staging=encoding)
             self._summation = clipped = ClippedSum(plan.data.privacy, carrier, replica.layout, result)
-            self._trainer = ClippedTrainer(
-                context.workload, gradients, replica, updater, clipped, host_transfer, context.services
-            )
+            self._trainer = ClippedTrainer(gradients, replica, updater, clipped, host_transfer, context.services)
         else:
             self._summation = self._sum(context, codec, gradients, encoding, result)
             self._trainer = LocalTrainer(

@@ -64,10 +64,6 @@ class Updater:
         for group, own in zip(self.optimizer.param_groups, self._options, strict=True):
             group.update(own)
 
-    def options(self) -> list[dict[str, object]]:
-        """The optimizer's options, to see whether anything changes them."""
-        return optimizers.options(self.optimizer)
-
     def make(
         self,
         step: int,

@@ -115,7 +115,7 @@ class StageTrainer:
             links.refresh(self._parts.held)
         self._summation.clear()
         self._parts.workload.plan([step], links.shards)
-        options = self._updater.options()
+        options = optimizers.options(self._updater.optimizer)
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
         tally, flights = _Tally(self._parts.replica.left()), dict[int, Flight]()
         graphs = self._parts.graphs

@@ -27,12 +27,13 @@ from orchestrator.numerics import exact
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import HostTransfer
+from orchestrator.optim import optimizers
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.optim.privacy.quantization_grid import QuantizationGrid, loss_on_grid, mean_loss
 from orchestrator.optim.transforms import State
 from orchestrator.records import trace
 from orchestrator.worker.member.generation import ProcessServices
-from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY, PipelineAdapter
+from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.grid_carrier import GridCarrier
@@ -134,7 +135,6 @@ class ClippedTrainer(LocalTrainer):
 
     def __init__(
         self,
-        workload: PipelineAdapter,  # gives the players of a shard, and their micro-batches
         gradients: Contributing,  # clips and contributes those of the shards
         replica: Replica,  # whose gradient is computed
         updater: Updater,  # applies the sum
@@ -143,7 +143,7 @@ class ClippedTrainer(LocalTrainer):
         services: ProcessServices,  # of the member's process
     ) -> None:
         super().__init__(gradients, replica, updater, summation, host_transfer, services)
-        self._workload = workload
+        self._workload = gradients.workload
         self._clipped = summation
         self._counters: list[int] = []
 
@@ -155,7 +155,7 @@ class ClippedTrainer(LocalTrainer):
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
         self._clipped.clear()
-        self._options = self._updater.options()
+        self._options = optimizers.options(self._updater.optimizer)
         self._fault = None
         self._counters = self._replica.counter_values()
         for shard in self._shards:
@@ -177,7 +177,9 @@ class ClippedTrainer(LocalTrainer):
         return StepReport(present=present, counters=self._counters)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:  # noqa: ARG002
-        return trace.line(step, self._clipped.told_loss(step), fingerprint, absent=self._gradients.absent(step))
+        return trace.line(
+            step, self._clipped.told_loss(step), fingerprint, absent=self._workload.attendance.absent(step)
+        )
 
     def beat(self, step: int, shard: int) -> None:
         """Crash records and the driver see shards, and not which client a shard plays."""

@@ -29,7 +29,6 @@ import torch
 
 from orchestrator.config.plan import Local
 from orchestrator.controller.shard_assignment import assign_by_size
-from orchestrator.errors import NonFinite
 from orchestrator.optim.clipping import clip
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -54,7 +53,7 @@ class LocalSteps:
         await_copied: Callable[[], None],
         residuals: Callable[[], State] = dict,  # what a shard keeps for a compression before the first step
     ) -> None:
-        self._workload = workload
+        self.workload = workload
         self._replica = replica
         self._local = local
         self._seed = seed
@@ -68,17 +67,14 @@ class LocalSteps:
     def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """An assignment by each shard's number of local steps in this round, which every worker knows. Shards that keep
         state, or that are read at their site only, stay with their hosts."""
-        if self.keeps_state or self._workload.attendance.is_pinned:
+        if self.keeps_state or self.workload.attendance.is_pinned:
             return assigned
-        sizes = [len(self._workload.local_steps(step, shard)) for shard in range(self._workload.order.shards)]
+        sizes = [len(self.workload.local_steps(step, shard)) for shard in range(self.workload.order.shards)]
         return assigned if len(set(sizes)) == 1 else assign_by_size(sizes, len(assigned))
-
-    def absent(self, step: int) -> tuple[int, ...]:
-        return self._workload.attendance.absent(step)
 
     def plan(self, step: int, shards: Sequence[int]) -> None:  # noqa: ARG002
         """Plans no micro-batches: those of a whole round may be many, and are planned with their shard."""
-        self._workload.host(shards)
+        self.workload.host(shards)
         self.states.discard()
 
     def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:  # noqa: ARG002
@@ -87,40 +83,34 @@ class LocalSteps:
         self._await_copied()
         replica.begin_shard()
         self._start.copy_(replica.flat)
-        settle(self._workload, self.states, step, shard)
+        settle(self.workload, self.states, step, shard)
         try:
             trained = self._trained(step, shard)
             if self.keeps_state:
-                self.states.stage(shard, stream_row(self._workload, shard))
+                self.states.stage(shard, stream_row(self.workload, shard))
             return trained
         finally:
             replica.flat.copy_(self._start)
             replica.moved()
 
-    def weighed(self, step: int, shard: int, weight: float) -> float:
-        raise AssertionError(f"step {step}, shard {shard}: each local step has looked at its weight, {weight}")
-
     def named(self, step: int, shard: int) -> str:  # noqa: ARG002
         """Names none: a round has many samples."""
         return ""
 
-    def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
-        raise AssertionError(f"step {step}, shard {shard}: each local step has looked at its loss, {loss}")
-
     def _trained(self, step: int, shard: int) -> Contribution | None:
         """Take the local steps of a shard, and leave the parameters as they are after the last one. Returns None if all its
         micro-batches are empty."""
-        replica, clocks = self._replica, self._workload.local_steps(step, shard)
-        self._workload.plan(clocks, [shard])
-        optimizer = self._workload.local_optimizer(self._local.optimizer, step, shard)
+        replica, clocks = self._replica, self.workload.local_steps(step, shard)
+        self.workload.plan(clocks, [shard])
+        optimizer = self.workload.local_optimizer(self._local.optimizer, step, shard)
         means: list[tuple[float, float]] = []
         present = [False] * len(replica.parameters)
         for clock in clocks:
             self._beat(step, shard)
             for parameter in replica.parameters:
                 parameter.grad = None
-            computed = self._workload.recorded_loss(clock, shard)
-            replica.check_shard(buffers=not self._workload.replayed)
+            computed = self.workload.recorded_loss(clock, shard)
+            replica.check_shard(buffers=not self.workload.replayed)
             replica.check_step()
             if computed is None:
                 continue
@@ -129,7 +119,7 @@ class LocalSteps:
             present = [was or gradient is not None for was, gradient in zip(present, gradients, strict=True)]
             for parameter, gradient in zip(replica.parameters, gradients, strict=True):
                 parameter.grad = gradient
-            self._workload.optimize_locally(clock, shard, optimizer)
+            self.workload.optimize_locally(clock, shard, optimizer)
             replica.check_frozen()
             replica.moved()
         if not means:

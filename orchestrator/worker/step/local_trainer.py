@@ -100,7 +100,7 @@ class LocalTrainer:
         if not attempt:
             self._step_assignment = self._gradients.step_assignment(step, self._assigned)
         self._gradients.plan(step, self._shards if attempt else self._step_assignment[self._rank])
-        self._options = self._updater.options()
+        self._options = optimizers.options(self._updater.optimizer)
         tally = Tally(self._replica, counters_agree=self._gradients.counters_agree)
         self._left = tally.left
         fault, last = self._add_all(step, attempt, grid, tally)
@@ -176,7 +176,7 @@ class LocalTrainer:
         return self._summation.total(exchange, step, attempt, consensus)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
-        return trace.line(step, consensus.loss, fingerprint, absent=self._gradients.absent(step))
+        return trace.line(step, consensus.loss, fingerprint, absent=self._gradients.workload.attendance.absent(step))
 
     def make(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff."""
@@ -302,7 +302,7 @@ class LocalTrainer:
             if fault is not None and shard == fault[0]:
                 break
             if not math.isfinite(loss):
-                return shard, self._gradients.not_finite(step, shard, loss)
+                return shard, self._gradients.workload.not_finite(step, shard, loss)
         if fault is not None:
             return fault
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
@@ -323,7 +323,7 @@ class LocalTrainer:
         fault: tuple[int, OrchestratorError] | None = None
         for shard, weight in found.items():
             try:
-                tally.weigh(shard, self._gradients.weighed(step, shard, weight) if fault is None else 0.0)
+                tally.weigh(shard, self._gradients.workload.weighed(step, shard, weight) if fault is None else 0.0)
             except PipelineRaised as error:
                 fault = shard, error
                 tally.weigh(shard, 0.0)

@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from orchestrator.errors import NonFinite
 from orchestrator.optim import optimizers
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.pipeline import naming
@@ -30,9 +29,10 @@ class Contribution(NamedTuple):
 
 
 class Contributing(Protocol):
-    """Computes the contributions of the hosted shards to a step. keeps_state: whether shards have any; counters_agree:
-    whether every shard has to leave the same counters, or else the largest are taken."""
+    """Computes the contributions of the hosted shards to a step. workload: gives the micro-batches; keeps_state: whether
+    shards have any; counters_agree: whether every shard has to leave the same counters, or else the largest are taken."""
 
+    workload: PipelineAdapter
     keeps_state: bool
     counters_agree: bool
     states: ShardStates
@@ -40,23 +40,14 @@ class Contributing(Protocol):
     def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """The shards of each worker in a step: those that it hosts, or an assignment that all workers make alike."""
 
-    def absent(self, step: int) -> tuple[int, ...]:
-        """The shards of sites that are away."""
-
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these shards, which are computed next."""
 
     def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
         """The contribution of a shard. late: its weight may be one at which nobody has looked; if it is 0, there is none."""
 
-    def weighed(self, step: int, shard: int, weight: float) -> float:
-        """A weight that was not looked at before. Raises PipelineRaised where it is none."""
-
     def named(self, step: int, shard: int) -> str:
         """The names of its samples for a message, as of `PipelineAdapter.named`; empty if there are too many."""
-
-    def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
-        """The error of a contribution whose loss was not looked at before."""
 
 
 class ShardGradients:
@@ -70,7 +61,7 @@ class ShardGradients:
     def __init__(
         self, workload: PipelineAdapter, replica: Replica, before: Chain, more: Callable[[], State] = dict
     ) -> None:
-        self._workload = workload
+        self.workload = workload
         self._replica = replica
         self._before = before
         with naming("init() of the contribution"):
@@ -81,52 +72,43 @@ class ShardGradients:
         """Micro-batches of a step are equal in length."""
         return assigned
 
-    def absent(self, step: int) -> tuple[int, ...]:
-        return self._workload.attendance.absent(step)
-
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""
         self.states.discard()
-        self._workload.plan([step], shards)
+        self.workload.plan([step], shards)
 
     def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
         """The contribution of a shard. Raises PipelineRaised, NonFinite."""
         self._replica.begin_shard()
-        settle(self._workload, self.states, step, shard)
+        settle(self.workload, self.states, step, shard)
         # A shard that turns out to weigh nothing may have moved neither a state nor a buffer that is not joined by its weight.
         late = late and not self._before and not self._replica.joined
-        computed = self._workload.unread_loss(step, shard, late=late)
-        self._replica.check_shard(buffers=not self._workload.replayed)
+        computed = self.workload.unread_loss(step, shard, late=late)
+        self._replica.check_shard(buffers=not self.workload.replayed)
         if self.keeps_state:
-            self.states.stage(shard, stream_row(self._workload, shard))
+            self.states.stage(shard, stream_row(self.workload, shard))
         if computed is None:
             return None
         # A recording writes the next gradients to the same place, so all is added up before.
-        repeated = self._workload.repeated
+        repeated = self.workload.repeated
         tensors = self._replica.contribution() if repeated is None else self._replica.repeated(repeated)
         if self._before:
-            self._workload.hand_over()
+            self.workload.hand_over()
             count = len(self._replica.parameters)
-            if self._workload.replayed:
-                self._workload.seed_behind(step, shard)
+            if self.workload.replayed:
+                self.workload.seed_behind(step, shard)
             with naming("update() of the contribution"):
                 kept = self.states.of(shard) if self.keeps_state else {}
                 gradients, state = self._before.update(tensors[:count], kept)
             if self.keeps_state:
                 # A recording writes the next gradients to the same place.
-                shared = [each for each in tensors if each is not None] if self._workload.replayed else []
+                shared = [each for each in tensors if each is not None] if self.workload.replayed else []
                 self.states.stage(shard, optimizers.apart(state, shared))
             tensors = [*gradients, *tensors[count:]]
         return Contribution(*computed, tensors)
 
-    def weighed(self, step: int, shard: int, weight: float) -> float:
-        return self._workload.weighed(step, shard, weight)
-
     def named(self, step: int, shard: int) -> str:
-        return self._workload.named(step, shard)
-
-    def not_finite(self, step: int, shard: int, loss: float) -> NonFinite:
-        return self._workload.not_finite(step, shard, loss)
+        return self.workload.named(step, shard)
 
 
 def states_of(workload: PipelineAdapter, initial: Callable[[], State]) -> ShardStates:
