@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler, TensorDatas
 
 from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Course
-from orchestrator.adapters.lightning import plateaus, schedules
+from orchestrator.adapters.lightning import devices, plateaus, schedules
 from orchestrator.adapters.lightning.loaders import Loaders
 from orchestrator.adapters.lightning.numbers import states_of
 from orchestrator.adapters.source import Source
@@ -492,3 +492,36 @@ def test_servers_watch_a_metric_that_only_workers_can_make() -> None:
     )
     assert len(run.trace) == 3
     assert run.metrics[-1]["validation/batches"] == 4  # of 23 rows, 5 at a time
+
+
+class _DeviceDtypeModuleMixin(nn.Module):
+    """Of Lightning, whose modules have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._device = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+
+class Placed(standin.Metric):
+    def __init__(self) -> None:
+        super().__init__()
+        self.device, self.moves = torch.device("cpu"), 0
+
+    def to(self, device: Any) -> Any:  # type: ignore[override]
+        self.device, self.moves = device, self.moves + 1
+        return self
+
+
+def test_what_knows_its_device_is_told_another_one_once() -> None:
+    model, metric, there = _DeviceDtypeModuleMixin(), Placed(), torch.device("meta")
+    model.metric, model.layer = metric, nn.Linear(1, 1)
+    devices.follow(model)
+    assert (model.device.type, metric.moves) == ("cpu", 0)
+    for _ in range(2):
+        devices.tell(model, there)
+    assert (model.device, metric.device, metric.moves) == (there, there, 1)
+    assert model.layer.weight.device.type == "cpu"

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from orchestrator.adapters.lightning import devices
+from orchestrator.adapters.lightning.numbers import is_metric
 from orchestrator.adapters.source import Source
 from orchestrator.adapters.table import find
 from orchestrator.common.values import Every, Steps
@@ -145,3 +147,21 @@ def test_both_packages_are_recognised(package: str, tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     kind: Any = find(Source(f"of_{package}:Small", {}))
     assert kind.module_class.__name__ == "Small"
+
+
+def test_a_module_and_its_metrics_follow_the_parameters_to_their_device() -> None:
+    """A run moves parameters and buffers, and does not call `to`, in which recurrent layers would move their weights again."""
+    from tests.adapters.images import Images
+
+    module: Any = Images()
+    metrics: list[Any] = [each for each in module.modules() if is_metric(each)]
+    assert metrics
+    devices.follow(module)
+    assert {each.device.type for each in (module, *metrics)} == {"cpu"}
+    devices.tell(module, torch.device("meta"))
+    assert {each.device.type for each in (module, *metrics)} == {"meta"}
+    for metric in metrics:
+        metric.reset()
+        states = [getattr(metric, state) for state in metric._reductions]
+        assert {state.device.type for state in states} == {"meta"}
+    assert {each.device.type for each in module.parameters()} == {"cpu"}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from orchestrator.adapters.adapted import Adapted, Course
-from orchestrator.adapters.lightning import plateaus, schedules
+from orchestrator.adapters.lightning import devices, plateaus, schedules
 from orchestrator.adapters.lightning.loaders import Loaders
 from orchestrator.adapters.lightning.numbers import Numbers, is_metric, together
 from orchestrator.adapters.lightning.trainer import Trainer
@@ -123,6 +123,7 @@ class ModulePipeline(Adapted):
 
     def _trained(self, model: Any, batch: Any) -> Any:
         self._trainer.stage, self._trainer.numbers = "training", None
+        devices.follow(model)
         given = self._transferred(model, batch)
         returned = model.training_step(*_arguments(model.training_step, given, self._trainer.batch_index))
         _reset(model)
@@ -139,6 +140,7 @@ class ModulePipeline(Adapted):
         """The result of validation_step; what it logs is kept for `metrics`."""
         numbers = Numbers()
         self._trainer.stage, self._trainer.numbers = "validating", numbers
+        devices.follow(model)
         _reset(model)
         try:
             given = self._transferred(model, batch)
@@ -245,6 +247,7 @@ class Looks(ModulePipeline):
         trainer.callback_metrics = {
             name.removeprefix(_VALIDATION): torch.tensor(value) for name, value in metrics.items()
         }
+        devices.follow(model)
         model.on_validation_epoch_end()
         numbers.check()
         return numbers.found

@@ -128,7 +128,7 @@ def together(metrics: Mapping[str, float], templates: Mapping[str, Any], prefix:
 
 
 def _computed(template: Any, values: Mapping[str, float]) -> float:
-    metric = copy.deepcopy(template)
+    metric = copy.deepcopy(template).cpu()
     metric.reset()
     for state in _reductions(metric, type(metric).__name__):
         own = getattr(metric, state)
