@@ -495,7 +495,7 @@ def test_servers_watch_a_metric_that_only_workers_can_make() -> None:
 
 
 class _DeviceDtypeModuleMixin(nn.Module):
-    """Of Lightning, whose modules have it."""
+    """A double of the base of Lightning's modules."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The device of a module, as its own code asks for it: `self.device`, and where metrics keep their states.
 
-Lightning and torchmetrics learn of it in `to`, which a run does not call: it moves parameters and buffers, and leaves the rest of
-a model alone.
+Lightning and torchmetrics learn of it in `to`. A run does not call that: it moves parameters and buffers, and leaves the rest
+of a model alone.
 """
 
 from __future__ import annotations
