@@ -85,5 +85,24 @@ def test_a_part_that_could_not_be_written_is_told_and_harms_no_other_checkpoint(
     assert [saving.heard(entry) is not None for entry in parts(folder, 8, 0)] == [False, True]
 
 
+def test_a_checkpoint_with_a_part_that_failed_is_begun_again_behind_its_generation(folder: Path, saving: Saving) -> None:
+    """The card of a member fails while it writes: it tells that, and is lost."""
+    (written, _) = parts(folder, 5, 0)
+    failed = {"event": "part_failed", "step": 5, "generation": 0, "part": 1, "parts": 2, "why": "the card has failed"}
+    for entry in (written, failed):
+        saving.heard(entry)
+    assert not saving.given_up  # by the next step the disk would still be full
+    saving.generation_ended()
+    assert saving.given_up
+    saving.given_up = False
+    saving.generation_ended()
+    assert not saving.given_up
+    saving.heard({**failed, "generation": 2})
+    for entry in parts(folder, 6, 2):
+        saving.heard(entry)
+    saving.generation_ended()
+    assert not saving.given_up
+
+
 def test_without_a_place_nothing_is_saved() -> None:
     assert Saving(None).newest() == (None, [])

@@ -45,6 +45,7 @@ class Saving:
         self._catalog = catalog
         self._open: dict[_Key, dict[int, dict[str, Any]]] = {}  # the parts that have come, by number
         self._committed: _Key = (-1, -1)
+        self._failed = False  # whether a part has failed since, which may be the last that a lost member told
         self.trouble: str | None = None
         self.given_up = False
 
@@ -63,7 +64,7 @@ class Saving:
         if key <= self._committed:
             return None
         if entry["event"] == "part_failed":
-            self.trouble = entry["why"]
+            self.trouble, self._failed = entry["why"], True
             self._forget(key)
             return None
         parts = self._open.setdefault(key, {})
@@ -72,9 +73,10 @@ class Saving:
         return self._commit(key) if len(parts) == entry["parts"] else None
 
     def generation_ended(self) -> None:
-        """Parts of it that are still missing will not come any more."""
-        if self._open:
+        """Parts of it that are still missing will not come any more, and one that failed may be written by another member."""
+        if self._open or self._failed:
             self.given_up = True
+        self._failed = False
         for key in list(self._open):
             self._forget(key)
 
@@ -88,7 +90,7 @@ class Saving:
             self.trouble = str(error)
             return None
         finally:
-            self._committed = key
+            self._committed, self._failed = key, False
             for older in [each for each in self._open if each <= key]:
                 self._forget(older)
         self.trouble = saved.trouble or None
