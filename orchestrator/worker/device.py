@@ -67,7 +67,8 @@ def summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:
 def _summing(plan: Plan, tell: Callable[[str], None]) -> Summing | None:
     try:
         driver = CudaDriver()
-        kernels = _kernels(tell) if plan.exchange.exact else Plain()
+        found = _kernels(tell)
+        kernels = found if plan.exchange.exact else Plain(found)
         regions = DeviceRegions(driver, kernels)
     except (ImportError, RuntimeError) as error:
         if not plan.exchange.exact:

@@ -14,7 +14,7 @@ template <typename... Values> static std::function<void()> start(void (*kernel)(
 }
 std::function<void()> host_kernel(const std::string& name, int blocks, void** values) {
 #define KERNEL(kernel) if (name == #kernel) return start(run_##kernel, blocks, values)
-    KERNEL(add); KERNEL(join); KERNEL(finish); KERNEL(differ); KERNEL(absorb); KERNEL(quantize);
+    KERNEL(add); KERNEL(add_plain); KERNEL(join); KERNEL(finish); KERNEL(differ); KERNEL(absorb); KERNEL(quantize);
     KERNEL(measure); KERNEL(place); KERNEL(pack); KERNEL(unpack);
     return nullptr;
 }

@@ -47,6 +47,7 @@ PACK: Final = (_POINTER, _LONG, _INT, *[_POINTER] * 3)
 UNPACK: Final = (_POINTER, _POINTER, _LONG, _INT, _POINTER, _POINTER)
 KINDS: Final = {
     "add": ADD,
+    "add_plain": ADD,
     "join": JOIN,
     "finish": FINISH,
     "differ": DIFFER,
@@ -272,7 +273,7 @@ class _Adding:
         addresses = self._table(tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
         tables = addresses, self._places, self._slots, anchors, self._total, largest
         values = (*map(start_of, tables), late, known, int(fresh))
-        self._launch("add", self._count, values, ADD)
+        self._launch("add" if self._total.dtype == torch.float64 else "add_plain", self._count, values, ADD)
 
     def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:
         if self._recorded is not None:

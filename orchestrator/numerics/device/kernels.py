@@ -32,6 +32,7 @@ from orchestrator.numerics.staging import collecting, mark_of
 
 _WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
 _ROWS: Final = 32  # of largest bits, that are prepared at once
+_AT_ONCE: Final = 1 << 22  # elements, of which an operation may keep copies
 SIZE_BYTES: Final = 8  # of the number that stands before what `Packer.pack` writes
 
 
@@ -76,7 +77,7 @@ class Kernels(Packer, Quantizer, Protocol):
     dtype: torch.dtype
 
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
-        """total: of the layout's size."""
+        """total: of the layout's size; of float32 where sums are not exact."""
 
     def join(
         self,
@@ -319,7 +320,7 @@ class Operations:
     quantize = staticmethod(quantize_by_operations)
 
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
-        return _Adding(layout.slots, total)
+        return (_Adding if total.dtype == torch.float64 else _PlainAdding)(layout.slots, total)
 
     def join(self, parts: Sequence[torch.Tensor], into: torch.Tensor) -> None:
         _joined(parts, into)
@@ -332,9 +333,10 @@ class Operations:
         first_block: int,
         fingerprint: torch.Tensor,
     ) -> None:
-        sums = reduce(torch.add, parts)
         # By a tensor: torch multiplies by the reciprocal where a CUDA tensor is divided by a number (pytorch#191495).
-        result.copy_(sums / moved([float(divisor)], result))
+        by = moved([float(divisor)], result)
+        for mean, *pieces in zip(*(torch.split(each, _AT_ONCE) for each in (result, *parts)), strict=True):
+            mean.copy_(reduce(torch.add, pieces) / by)
         fingerprint += fingerprint_by_operations(result.view(torch.int32), first_block)
 
     def differ(
@@ -378,8 +380,12 @@ class Plain(Operations):
 
     dtype = torch.float32
 
+    def __init__(self, shards: Kernels | None = None) -> None:
+        """shards: adds those of a worker up; None: operations of torch."""
+        self._shards = shards
+
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
-        return _PlainAdding(layout.slots, total)
+        return super().adder(layout, total) if self._shards is None else self._shards.adder(layout, total)
 
 
 class _Adding:

@@ -18,48 +18,85 @@ static __device__ __forceinline__ double on_grid(float value, double weight, dou
 
 static __device__ __forceinline__ int magnitude(float value) { return __float_as_int(value) & 0x7fffffff; }
 
-// total = weight * x on its slot's grid, or total + that; largest[slot] = the largest bits of |x|. One block adds one piece.
-// addresses: of x by slot, 0 where a shard has none. places: start in x, offset in total, elements; by piece. late: where the
-// weight lies, or null; with 0 there the shard has nothing.
-extern "C" __global__ void add(const i64* addresses, const i64* places, const int* slots, const double* anchors,
-                               double* total, int* largest, const double* late, double known, int fresh) {
+// sums[0..4) and sums[at] += what a shard adds to them; fresh: what is there does not count. Sums lie on 16-byte boundaries, since
+// slots and pieces begin at multiples of 16 elements.
+static __device__ __forceinline__ void add_four(double* sums, float4 v, double weight, double anchor, int fresh) {
+    double2 low = {0.0, 0.0}, high = {0.0, 0.0};
+    if (!fresh) {
+        low = ((double2*)sums)[0];
+        high = ((double2*)sums)[1];
+    }
+    low.x = __dadd_rn(low.x, on_grid(v.x, weight, anchor));
+    low.y = __dadd_rn(low.y, on_grid(v.y, weight, anchor));
+    high.x = __dadd_rn(high.x, on_grid(v.z, weight, anchor));
+    high.y = __dadd_rn(high.y, on_grid(v.w, weight, anchor));
+    ((double2*)sums)[0] = low;
+    ((double2*)sums)[1] = high;
+}
+
+static __device__ __forceinline__ void add_one(double* sum, float value, double weight, double anchor, int fresh) {
+    *sum = __dadd_rn(fresh ? 0.0 : *sum, on_grid(value, weight, anchor));
+}
+
+// The same in float32, for sums that are not exact: neither is there a grid.
+static __device__ __forceinline__ void add_one(float* sum, float value, double weight, double, int fresh) {
+    *sum = __fadd_rn(fresh ? 0.0f : *sum, __fmul_rn(value, __double2float_rn(weight)));
+}
+
+static __device__ __forceinline__ void add_four(float* sums, float4 v, double weight, double, int fresh) {
+    float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (!fresh) four = ((float4*)sums)[0];
+    const float by = __double2float_rn(weight);
+    four.x = __fadd_rn(four.x, __fmul_rn(v.x, by));
+    four.y = __fadd_rn(four.y, __fmul_rn(v.y, by));
+    four.z = __fadd_rn(four.z, __fmul_rn(v.z, by));
+    four.w = __fadd_rn(four.w, __fmul_rn(v.w, by));
+    ((float4*)sums)[0] = four;
+}
+
+template <typename Sum>
+static __device__ __forceinline__ void add_piece(const i64* addresses, const i64* places, const int* slots, const double* anchors,
+                                                 Sum* total, int* largest, const double* late, double known, int fresh) {
     const i64 piece = blockIdx.x;
     const int slot = slots[piece];
     const i64 start = places[3 * piece], elements = places[3 * piece + 2];
-    double* sums = total + places[3 * piece + 1];
+    Sum* sums = total + places[3 * piece + 1];
     const double weight = late ? *late : known;
     if (addresses[slot] == 0 || (late && weight == 0.0)) {
         if (fresh)
-            for (i64 i = threadIdx.x; i < elements; i += blockDim.x) sums[i] = 0.0;
+            for (i64 i = threadIdx.x; i < elements; i += blockDim.x) sums[i] = 0;
         return;
     }
     const float* x = (const float*)addresses[slot] + start;
     const double anchor = anchors[slot];
     int most = 0;
-    // Sums lie on 16-byte boundaries, since slots and pieces begin at multiples of 16 elements; a gradient may lie anywhere.
-    const i64 fours = ((i64)x & 15) == 0 ? elements / 4 : 0;
+    const i64 fours = ((i64)x & 15) == 0 ? elements / 4 : 0;  // a gradient may lie anywhere
     for (i64 n = threadIdx.x; n < fours; n += blockDim.x) {
         const float4 v = ((const float4*)x)[n];
-        double2 low = {0.0, 0.0}, high = {0.0, 0.0};
-        if (!fresh) {
-            low = ((double2*)sums)[2 * n];
-            high = ((double2*)sums)[2 * n + 1];
-        }
-        low.x = __dadd_rn(low.x, on_grid(v.x, weight, anchor));
-        low.y = __dadd_rn(low.y, on_grid(v.y, weight, anchor));
-        high.x = __dadd_rn(high.x, on_grid(v.z, weight, anchor));
-        high.y = __dadd_rn(high.y, on_grid(v.w, weight, anchor));
-        ((double2*)sums)[2 * n] = low;
-        ((double2*)sums)[2 * n + 1] = high;
+        add_four(sums + 4 * n, v, weight, anchor, fresh);
         most = max(most, max(max(magnitude(v.x), magnitude(v.y)), max(magnitude(v.z), magnitude(v.w))));
     }
     for (i64 i = 4 * fours + threadIdx.x; i < elements; i += blockDim.x) {
-        sums[i] = __dadd_rn(fresh ? 0.0 : sums[i], on_grid(x[i], weight, anchor));
+        add_one(sums + i, x[i], weight, anchor, fresh);
         most = max(most, magnitude(x[i]));
     }
     for (int distance = 16; distance; distance >>= 1) most = max(most, __shfl_xor_sync(~0u, most, distance));
     // A stale read costs one more atomic, and most warps need none.
     if (LANE == 0 && most > *(volatile int*)(largest + slot)) atomicMax(largest + slot, most);
+}
+
+// total = weight * x on its slot's grid, or total + that; largest[slot] = the largest bits of |x|. One block adds one piece.
+// addresses: of x by slot, 0 where a shard has none. places: start in x, offset in total, elements; by piece. late: where the
+// weight lies, or null; with 0 there the shard has nothing.
+extern "C" __global__ void add(const i64* addresses, const i64* places, const int* slots, const double* anchors,
+                               double* total, int* largest, const double* late, double known, int fresh) {
+    add_piece(addresses, places, slots, anchors, total, largest, late, known, fresh);
+}
+
+// total = weight * x in float32, or total + that; the rest as above.
+extern "C" __global__ void add_plain(const i64* addresses, const i64* places, const int* slots, const double* anchors,
+                                     float* total, int* largest, const double* late, double known, int fresh) {
+    add_piece(addresses, places, slots, anchors, total, largest, late, known, fresh);
 }
 
 #define PARTS 8  // of a sum, that are added up in one pass

@@ -24,6 +24,8 @@ static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline double __dsub_rn(double a, double b) { return a - b; }
 static inline double __ddiv_rn(double a, double b) { return a / b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __double2float_rn(double a) { return (float)a; }
 static inline int __float_as_int(float a) { int bits; memcpy(&bits, &a, 4); return bits; }
 static inline long long __double_as_longlong(double a) { long long bits; memcpy(&bits, &a, 8); return bits; }
@@ -111,6 +113,10 @@ template <typename Kernel> static void run(int blocks, int threads, Kernel kerne
 extern "C" void run_add(int blocks, int threads, const i64* addresses, const i64* places, const int* slots, const double* anchors,
                         double* total, int* largest, const double* late, double known, int fresh) {
     run(blocks, threads, [=] { add(addresses, places, slots, anchors, total, largest, late, known, fresh); });
+}
+extern "C" void run_add_plain(int blocks, int threads, const i64* addresses, const i64* places, const int* slots,
+                              const double* anchors, float* total, int* largest, const double* late, double known, int fresh) {
+    run(blocks, threads, [=] { add_plain(addresses, places, slots, anchors, total, largest, late, known, fresh); });
 }
 extern "C" void run_join(int blocks, int threads, const double* a, const double* b, const double* c, const double* d, const double* e,
                          const double* f, const double* g, const double* h, int count, double* into, i64 elements) {

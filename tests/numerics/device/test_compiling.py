@@ -60,6 +60,8 @@ def test_no_operation_is_fused_and_each_rounds_to_nearest(architecture: str) -> 
         "cvt.rn.f64.s64",
     }
     assert set(found) == rounding | {"cvt.f64.f32"}
+    plain = set(re.findall(r"\b(?:add|sub|mul|div|fma|mad)[.a-z0-9]*f32[.a-z0-9]*", ptx))
+    assert plain == {"add.rn.f32", "mul.rn.f32"}
 
 
 def test_what_one_process_has_compiled_the_next_ones_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from orchestrator.numerics import exact
+from orchestrator.numerics.device import kernels as device_kernels
 from orchestrator.numerics.device.kernels import (
     SIZE_BYTES,
     Accumulator,
@@ -151,6 +152,18 @@ def test_parts_that_are_added_up_at_once_have_the_bits_of_the_processor(
         assert torch.equal(into.view(torch.int64), total.view(torch.int64))
 
 
+@pytest.mark.parametrize("kernels", [Operations(), Plain()], ids=["exact", "plain"])
+def test_operations_make_a_result_piece_by_piece(monkeypatch: pytest.MonkeyPatch, kernels: Kernels) -> None:
+    """A copy of a whole model in float64 would take more memory than its sum."""
+    parts = [torch.randn(5 * BLOCK, dtype=kernels.dtype) for _ in range(3)]
+    found = []
+    for at_once in (BLOCK, 2 * BLOCK, 1 << 30):
+        monkeypatch.setattr(device_kernels, "_AT_ONCE", at_once)
+        result = torch.empty(5 * BLOCK)
+        found.append((sums_on(kernels).finish(parts, 3.0, result, 7), result.tolist()))
+    assert found[0] == found[1] == found[2]
+
+
 @every
 @fewer(1, most=40)
 @given(model=models(), dice=st.randoms(use_true_random=False))
@@ -178,17 +191,18 @@ def test_a_weight_that_lies_on_the_device_gives_the_same_bits_and_nothing_where_
         grid = grid.refit(wanted.max(0, initial=ABSENT).tolist())
 
 
+@every
 @fewer(1, most=60)
 @given(model=models(), dice=st.randoms(use_true_random=False))
 def test_plain_totals_are_those_of_a_loop_in_float32_in_the_order_of_shards(
-    model: tuple[Layout, list[Shard]], dice: Random
+    make: Callable[[], Kernels], model: tuple[Layout, list[Shard]], dice: Random
 ) -> None:
     layout, shards = model
     magnitudes = summed(
         exact.Accumulator(layout, torch.empty(layout.size), exact=False), shards, Grid.unset(len(layout.slots), 1)
     )
     mine = torch.full((layout.size,), 5.0)
-    accumulator = Accumulator(layout, mine, Plain())
+    accumulator = Accumulator(layout, mine, Plain(make()))
     for weight, tensors in shards:
         given = torch.tensor([weight], dtype=torch.float64) if weight and dice.random() < 0.5 else weight
         accumulator.add(tensors, given, Grid.unset(len(layout.slots), 1))
