@@ -46,7 +46,8 @@ class Chosen:
         choose = _chosen if in_host_memory(vector) else chosen_by_operations
         places = choose(vector, min(count, vector.numel()))
         exact = vector[places]
-        found, values = places.cpu(), rounded(exact.cpu())
+        found, bits = torch.stack([places, exact.view(torch.int32).long()]).cpu()  # a device is asked once
+        values = rounded(bits.to(torch.int32).view(torch.float32))
         packed = torch.empty(_MOST_BYTES * found.numel(), dtype=torch.uint8)
         size = LOOPS["pack_gaps"](start_of(found), found.numel(), start_of(packed))
         if keeps:
@@ -90,9 +91,10 @@ def chosen_by_operations(vector: torch.Tensor, count: int) -> torch.Tensor:
     if not count:
         return torch.empty(0, dtype=torch.int64, device=vector.device)
     bits = vector.view(torch.int32) & MAGNITUDE
-    least = bits.topk(count, sorted=False).values.min()
-    above, equal = bits > least, (bits == least) & (least > 0)
-    return (above | (equal & (equal.cumsum(0) <= count - above.sum()))).nonzero().flatten()
+    least = bits.topk(count, sorted=False).values.min().clamp(min=1)
+    found = (bits >= least).nonzero().flatten()  # few more than are wanted
+    above = bits[found] > least
+    return found[above | ((~above).cumsum(0) <= count - above.sum())]
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:

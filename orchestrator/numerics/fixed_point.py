@@ -134,7 +134,7 @@ class FixedPoint:
         return (updating or HOST).differ(self.pieces, after, before, divisor, into)
 
 
-def divided(values: torch.Tensor, by: int) -> torch.Tensor:
+def divided(values: torch.Tensor, by: float) -> torch.Tensor:
     """values / by, in place. torch multiplies a tensor on CUDA by the reciprocal of a number, which rounds otherwise."""
     return values.div_(values.new_full((), by))
 

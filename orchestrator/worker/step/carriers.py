@@ -24,6 +24,7 @@ from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Regions
 from orchestrator.numerics import chosen, levels
 from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator, in_host_memory, there
+from orchestrator.numerics.fixed_point import divided
 from orchestrator.numerics.grid import Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging, collected
@@ -186,7 +187,7 @@ class _LargestResult:
             vector = row.vectors[i]
             if vector is not None:
                 vector.add(row.weight, total)
-        out.copy_(total.div_(self._total_weight))
+        out.copy_(divided(total, self._total_weight))
 
 
 class _LevelsResult:
