@@ -71,6 +71,7 @@ OF_TORCH = {
 }
 AROUND = {
     "torch._foreach_copy_": "each is copied",
+    "torch._foreach_add": "each is added",
     "torch._foreach_mul": "each is multiplied",
     "torch._foreach_norm": "the norm of each is taken",
     "torch._C._set_deterministic_algorithms": "the public function",

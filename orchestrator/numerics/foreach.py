@@ -12,6 +12,7 @@ import torch
 _Call = Callable[..., Sequence[torch.Tensor]]
 _COPY: _Call | None = getattr(torch, "_foreach_copy_", None)
 _PRODUCTS: _Call | None = getattr(torch, "_foreach_mul", None)
+_SUMS: _Call | None = getattr(torch, "_foreach_add", None)
 _NORMS: _Call | None = getattr(torch, "_foreach_norm", None)
 
 
@@ -35,8 +36,15 @@ def products(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> Sequence[
     return [tensor * factor for tensor in tensors] if _PRODUCTS is None else _PRODUCTS(tensors, factor)
 
 
-def norms(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The Euclidean norm of each tensor."""
+def sums(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Each tensor plus the other one of its place, in new memory."""
+    if _SUMS is None or not tensors:
+        return [tensor + other for tensor, other in zip(tensors, others, strict=True)]
+    return _SUMS(tensors, others)
+
+
+def norms(tensors: Sequence[torch.Tensor], of: float = 2.0) -> Sequence[torch.Tensor]:
+    """The norm of each tensor: the Euclidean one, or with infinity the largest magnitude."""
     if _NORMS is None or not tensors:
-        return [torch.linalg.vector_norm(tensor) for tensor in tensors]
-    return _NORMS(tensors, 2.0)
+        return [torch.linalg.vector_norm(tensor, of) for tensor in tensors]
+    return _NORMS(tensors, of)

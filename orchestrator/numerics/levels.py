@@ -17,11 +17,13 @@ DNNs" (2014), for the feedback; integers that add up: Xin et al. and others, Swi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 import torch
 
+from orchestrator.numerics import foreach
 from orchestrator.numerics.exact import ANCHOR, LOOPS, in_host_memory, loop, start_of
 from orchestrator.numerics.grid import ABSENT
 
@@ -121,13 +123,5 @@ def largest_by_operations(tensors: Sequence[torch.Tensor | None], beside: torch.
     """As `largest`; all NaN have the same bits. It waits for nothing."""
     absent = beside.new_full((), ABSENT, dtype=torch.int32)
     zero = beside.new_zeros((), dtype=torch.int32)
-    infinite = float("inf")
-    bits = [
-        absent
-        if tensor is None
-        else torch.linalg.vector_norm(tensor, infinite).view(torch.int32)
-        if tensor.numel()
-        else zero
-        for tensor in tensors
-    ]
-    return torch.stack(bits)
+    found = iter(foreach.norms([t for t in tensors if t is not None and t.numel()], math.inf))
+    return torch.stack([absent if t is None else next(found).view(torch.int32) if t.numel() else zero for t in tensors])

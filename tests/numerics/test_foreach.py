@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from orchestrator.numerics import foreach
 @pytest.fixture(params=[True, False])
 def _with_calls_for_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.param:
-        for name in ("_COPY", "_PRODUCTS", "_NORMS"):
+        for name in ("_COPY", "_PRODUCTS", "_SUMS", "_NORMS"):
             monkeypatch.setattr(foreach, name, None)
 
 
@@ -31,13 +32,15 @@ def test_the_bits_are_those_of_each() -> None:
     foreach.copy(copied, given)
     assert all(map(torch.equal, copied, given))
     assert all(map(torch.equal, foreach.products(given, factor), [each * factor for each in given]))
+    assert all(map(torch.equal, foreach.sums(given, copied), [2 * each for each in given]))
     assert all(map(torch.equal, foreach.norms(given), map(torch.linalg.vector_norm, given)))
+    assert all(map(torch.equal, foreach.norms(given, math.inf), [each.abs().max() for each in given]))
 
 
 @pytest.mark.usefixtures("_with_calls_for_many")
 def test_of_none_nothing_is_made() -> None:
     foreach.copy([], [])
-    assert list(foreach.norms([])) == []
+    assert list(foreach.norms([])) == list(foreach.sums([], [])) == []
 
 
 def test_what_is_of_one_type_is_copied_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:

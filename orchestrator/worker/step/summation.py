@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.topologies.schedule import Schedule
-from orchestrator.numerics import exact, levels
+from orchestrator.numerics import exact, foreach, levels
 from orchestrator.numerics.device import kernels as device
 from orchestrator.numerics.device.kernels import Kernels
 from orchestrator.numerics.grid import Grid, magnitude_of
@@ -191,10 +191,11 @@ class CompressedSum:
             for tensor, slot in zip(tensors, self._slots, strict=True)
         ]
         if self._states is not None and self._codec.kept:
-            row = self._states.of(shard)
-            for i in self._codec.kept:
-                gradient = flat[i]
-                flat[i] = None if gradient is None else gradient + row[f"{_RESIDUAL}{i}"]
+            row, present = self._states.of(shard), [i for i in self._codec.kept if flat[i] is not None]
+            gradients = [each for i in present if (each := flat[i]) is not None]
+            whole = foreach.sums(gradients, [row[f"{_RESIDUAL}{i}"] for i in present])
+            for i, tensor in zip(present, whole, strict=True):
+                flat[i] = tensor
         self._largest.append(levels.largest(flat, self.result))
         if self._copies:
             kept = self._codec.kept if self._states is not None else ()
