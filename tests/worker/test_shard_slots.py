@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestrator.numerics import cuda
 from orchestrator.worker.member import lasting_memory, shard_slots
 from orchestrator.worker.member.shard_slots import ShardSlots, SlotRow
 from orchestrator.worker.model.shard_states import ShardStates
@@ -52,6 +53,19 @@ def test_another_worker_finds_what_was_written(memory: int) -> None:
     assert other.stamped(7) == {1}
     assert other.read(1, 6) is None
     assert other.read(0, 7) is None
+
+
+def test_each_process_page_locks_what_it_copies_to_from_a_card(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the slots of a shard that another worker has hosted before it."""
+    locked: list[int] = []
+    monkeypatch.setattr(cuda, "page_lock", lambda address, _: locked.append(address))
+    slots_of(memory).write(1, 7, row(7))
+    assert not locked
+    following = ShardSlots(memory, 3, row(0))
+    monkeypatch.setattr(following, "_from_card", True)
+    following.reserve((1,))
+    following.reserve((1, 2))
+    assert locked == [following._memory.address + following._start(shard, 0) for shard in (1, 2)]
 
 
 def test_two_steps_are_there_and_a_third_takes_the_place_of_the_first(memory: int) -> None:

@@ -46,6 +46,7 @@ class ShardSlots:
         Inconsistent if the memory is laid out for other rows."""
         self._fd = fd
         self._reserved: set[int] = set()
+        self._locked: set[int] = set()
         self._kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in row.items()}
         self._from_card = any(tensor.device.type == "cuda" for tensor in row.values())
         sizes = [-(-tensor.numel() * tensor.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES for tensor in row.values()]
@@ -75,10 +76,12 @@ class ShardSlots:
             for shard in wanted:
                 os.posix_fallocate(self._fd, self._start(shard, 0), size_bytes)
                 self._reserved.add(shard)
-                if self._from_card:
-                    cuda.page_lock(self._memory.address + self._start(shard, 0), size_bytes)
         except OSError as error:
             raise MemoryError(f"what {len(wanted)} shards keep needs memory: {error.strerror}") from error
+        if self._from_card:  # also those that another worker has hosted before: each process does so for itself
+            for shard in sorted({*shards} - self._locked):
+                cuda.page_lock(self._memory.address + self._start(shard, 0), size_bytes)
+                self._locked.add(shard)
 
     def write(self, shard: int, stamp: int, row: SlotRow) -> None:
         """Write the state of the shard after `stamp` steps, at least one. Its memory has been reserved."""
