@@ -52,18 +52,24 @@ class GridCarrier:
         self._rank, self._keys_told, self._masks = rank, False, None
 
     def clear(self) -> None:
-        self._vector.zero_()
-        if self.own is not self._here:
+        if self.own is self._here:
+            self._vector.zero_()
+        else:  # what is before is written over
+            self._vector[self._here.numel() :].zero_()
             self.own.zero_()
 
     def carry(self, exchange: Exchange, step: int, attempt: int) -> tuple[torch.Tensor, int, int]:
         """Add up with all members; (sum, sum of the losses, their number). To be read before the next step."""
         self._tell_keys(exchange, step)
-        if self.own is not self._here:
-            self._here.copy_(self.own)
-        if self._masks is not None:
+        contribution, end = self.memory.contribution, self._here.numel()
+        if self._masks is None:
+            contribution[:end].copy_(self.own)
+            contribution[end:].copy_(self._vector[end:])
+        else:
+            if self.own is not self._here:
+                self._here.copy_(self.own)
             self._masks.add(step, attempt, self._vector)
-        self.memory.contribution.copy_(self._vector)
+            contribution.copy_(self._vector)
         exchange.add_up(self.memory, step, attempt, GRID_SUM)
         total, (losses, count) = self._summed[0], self._summed[1].tolist()
         return total, losses, count
