@@ -5,7 +5,8 @@
 prints what one implementation came to, as JSON.
 
 Random layouts, weights, absent tensors, strides, places in memory, denormals and special values. Magnitudes without a grid and
-on one that fits, totals, results and fingerprints have to be equal to the bit.
+on one that fits, totals, results and fingerprints have to be equal to the bit. So has what a compression makes of a vector, and
+the prints of tensors. All is computed as in a run, with deterministic algorithms alone.
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics import exact
+from orchestrator.numerics import determinism, exact
+from orchestrator.numerics.chosen import Chosen
 from orchestrator.numerics.device import compiling
 from orchestrator.numerics.device.kernels import (
     SIZE_BYTES,
     Accumulator,
     Kernels,
     Operations,
+    Plain,
     Updating,
     packed_room,
     sums_on,
 )
-from orchestrator.numerics.fixed_point import HOST, Pieces
+from orchestrator.numerics.digests import prints_of
+from orchestrator.numerics.fixed_point import HOST, Pieces, divided
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
-from orchestrator.numerics.levels import add_levels, levels_of
+from orchestrator.numerics.levels import add_levels, largest, levels_of
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 
 _SPECIAL: Final = (0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -1.0)
@@ -73,7 +77,10 @@ def _differences(kernels: Kernels, device: str, seed: int) -> Iterator[str]:
         "sums": lambda: _difference_of_sums(kernels, layout, shards, whole, device),
         "results": lambda: _difference_of_results(kernels, whole, dice.choice(_DIVISORS), device),
         "updates": lambda: _difference_of_updates(kernels, layout, dice, device),
+        "plain sums": lambda: _difference_of_plain_sums(kernels, layout, shards, device),
         "levels": lambda: _difference_of_levels(kernels, layout.size, dice, device),
+        "few elements": lambda: _difference_of_few(shards, dice, device),
+        "prints": lambda: _difference_of_prints(shards),
         "packing": lambda: _difference_of_packing(kernels, whole, device),
         "packing of integers": lambda: _difference_of_packing(
             kernels, whole.view(torch.int64) >> dice.randint(0, 63), device
@@ -114,6 +121,54 @@ def _difference_of_sums(
         if differs := _first(mine[part], right[part], torch.int64):
             return f"total of tensor {slot.name} {tuple(slot.shape)}: {differs}"
     return None
+
+
+def _difference_of_plain_sums(kernels: Kernels, layout: Layout, shards: Sequence[Shard], device: str) -> str | None:
+    """The difference of totals in float32, which operations of torch add up here."""
+    right, grid = torch.zeros(layout.size), Grid.unset(len(layout.slots), len(shards))
+    mine = right.to(device, copy=True)
+    wanted = _summed(Accumulator(layout, right, Plain()), [(weight, here) for weight, here, _ in shards], grid)
+    found = _summed(Accumulator(layout, mine, Plain(kernels)), [(weight, there) for weight, _, there in shards], grid)
+    differs = _first(torch.from_numpy(found), torch.from_numpy(wanted), torch.int64) or _first(mine, right, torch.int32)
+    return f"float32: {differs}" if differs else None
+
+
+def _difference_of_few(shards: Sequence[Shard], dice: random.Random, device: str) -> str | None:
+    """The difference of the largest magnitude of a vector, and of its largest elements; of equal ones the first."""
+    pairs = [(here.reshape(-1), there.reshape(-1)) for here, there in _pairs(shards)]
+    for here, there in pairs:
+        bits = [int(largest([each], each)) for each in (here, there)]
+        if bits[0] != bits[1]:
+            return f"largest magnitude: {bits[1]:#x}, not {bits[0]:#x}"
+    whole = torch.cat([here for here, _ in pairs]) if pairs else torch.empty(0)
+    if len(whole) and dice.random() < 0.5:
+        whole = (whole.clamp(-1e30, 1e30) * (4 / whole.abs().max().clamp(1e-30, 1e30))).round_()  # many are equal
+    count, weight, keeps = dice.randint(0, len(whole)), dice.uniform(0.1, 64), dice.random() < 0.5
+    told: list[tuple[torch.Tensor, ...]] = []
+    for at in ("cpu", device):
+        vector, total = whole.to(at, copy=True), torch.ones(len(whole), dtype=torch.float64, device=at)
+        chosen = Chosen.of(vector, count, keeps=keeps)
+        chosen.add(weight, total)
+        told.append((chosen.packed, chosen.values, vector, divided(total, weight)))
+    kinds = {"places": torch.uint8, "values": torch.int32, "what is kept": torch.int32, "their mean": torch.int64}
+    for (name, kind), wanted, found in zip(kinds.items(), *told, strict=True):
+        differs = _first(found, wanted, kind) if found.shape == wanted.shape else f"{len(found)}, not {len(wanted)}"
+        if differs:
+            return f"{count} of {len(whole)} elements, {name}: {differs}"
+    return None
+
+
+def _difference_of_prints(shards: Sequence[Shard]) -> str | None:
+    """The difference of the numbers by which gradients are compared."""
+    here, there = (prints_of(tensors) for tensors in zip(*_pairs(shards), strict=True)) if _pairs(shards) else ([], [])
+    wrong = sum(one != other for one, other in zip(there, here, strict=True))
+    return f"prints of {wrong} of {len(here)} tensors" if wrong else None
+
+
+def _pairs(shards: Sequence[Shard]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each tensor here and on the device."""
+    both = [pair for _, here, there in shards for pair in zip(here, there, strict=True)]
+    return [(one, other) for one, other in both if one is not None and other is not None]
 
 
 def _difference_of_packing(kernels: Kernels, values: torch.Tensor, device: str) -> str | None:
@@ -294,6 +349,7 @@ def times(kernels: Kernels) -> dict[str, float]:
 
 def main(device: str, name: str, layouts: str, seconds: str) -> None:
     until = time.monotonic() + float(seconds)
+    determinism.prepare_thread(torch.get_num_threads(), device)
     kernels = implementations(device)[name]()
     count, differed = rounds(kernels, device, int(layouts), until)
     told = {"count": count, "differed": differed}
