@@ -92,8 +92,10 @@ def chosen_by_operations(vector: torch.Tensor, count: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64, device=vector.device)
     bits = vector.view(torch.int32) & MAGNITUDE
     least = bits.topk(count, sorted=False).values.min().clamp(min=1)
-    found = (bits >= least).nonzero().flatten()  # few more than are wanted
-    above = bits[found] > least
+    found = (bits >= least).nonzero().flatten()
+    if len(found) <= count:
+        return found
+    above = bits[found] > least  # more are equal than are wanted
     return found[above | ((~above).cumsum(0) <= count - above.sum())]
 
 
