@@ -406,6 +406,11 @@ def test_the_bytes_of_a_parameter_are_those_that_workers_count() -> None:
     assert runs.bytes_per_parameter([*journal, {"event": "run_ended"}]) == [28.034]
 
 
+def test_what_is_slower_on_a_card_is_told_once() -> None:
+    told = [{"event": "device", "why": why} for why in ("no graphs", "no kernels", "no graphs")]
+    assert runs.slower_ways([{"event": "run_started"}, *told]) == ["no graphs", "no kernels"]
+
+
 def test_what_plain_loops_have_printed_is_heard_up_to_where_they_were_cut_off() -> None:
     lines = [
         "a warning",

@@ -376,6 +376,8 @@ def _run_as(bench: Bench, met: Met, layout: Layout, seconds: float) -> None:
     run = launched(met.project, asked, seconds, where=f"{layout.kind.replace(' ', '-')}.yaml")
     with met.comparing:
         met.done[layout.name] = run
+        for why in runs.slower_ways(runs.journal_of(met.project, run)):
+            bench.tell(f"{case.name}, {layout.name}: {why}")
         beside, first = next(iter(met.done.items()))
         _compare(bench, f"{case.name}, {layout.name}", run, first, beside, killed="chaos" in changes)
 

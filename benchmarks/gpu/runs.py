@@ -119,6 +119,12 @@ def bytes_per_parameter(journal: Iterable[Mapping[str, Any]]) -> list[float]:
     return [event["per_parameter"] for event in journal if event["event"] == "memory" and "per_parameter" in event]
 
 
+def slower_ways(journal: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What members tell of a card that they use less fast than it could be: what cannot be recorded as a graph, for one. Each
+    once. Pure."""
+    return [*dict.fromkeys(event["why"] for event in journal if event["event"] == "device")]
+
+
 def has_setting(section: str, name: str) -> bool:
     """Whether this version has `section.name`."""
     from orchestrator.config.settings.schema import Settings
