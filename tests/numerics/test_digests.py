@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import distinct_state, model_digest, prints_of, tensor_digests
@@ -143,6 +146,22 @@ def test_the_print_of_a_tensor_on_a_device_is_free_of_its_strides_and_its_neighb
         patch.setattr(digests, "_PIECE", piece)
         first, _, again = prints_of([tensor, torch.ones(5), turned])
     assert first == again
+
+
+def test_a_device_makes_a_print_by_one_product_and_one_sum() -> None:
+    """Launches cost more than the numbers of small tensors."""
+    found = Counter[str]()
+
+    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found[operation.overloadpacket.__name__] += 1
+            return operation(*args, **(kwargs or {}))
+
+    given = [torch.randn(7, number + 1) for number in range(20)]
+    prints_of(given)
+    with Counting():  # type: ignore[no-untyped-call]
+        prints_of(given)
+    assert (found["mul"], found["sum"], found["stack"]) == (20, 20, 1)
 
 
 @given(
