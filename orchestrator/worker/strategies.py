@@ -123,11 +123,7 @@ def needed(run_manifest: Mapping[str, Any], plan: Plan) -> list[Needed]:
     """How much memory the worker of each stage needs; the model may be one stage, whole."""
     if "stages" in run_manifest:
         return stage_footprint.by_stage(run_manifest["stages"], plan)
-    needs_of = footprint.worker_needs if plan.lockstep else free_footprint.worker_needs
-    layout, schedule = Layout.from_dict(run_manifest["layout"]), footprint.first_schedule(plan)
-    parameters, feedback = run_manifest["parameters"], run_manifest["shard_state"]
-    state = footprint.remembered(plan)
-    return [needs_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)]
+    return [_needs_of(run_manifest, plan, footprint.first_schedule(plan))()]
 
 
 def needed_at_once(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedule, stages: Sequence[int]) -> list[int]:
@@ -136,12 +132,18 @@ def needed_at_once(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedu
     if stages:
         by_stage = stage_footprint.by_stage(run_manifest["stages"], plan)
         return [by_stage[stage].card for stage in stages]
-    layout, state = Layout.from_dict(run_manifest["layout"]), footprint.remembered(plan)
-    parameters, feedback = run_manifest["parameters"], run_manifest["shard_state"]
-    needs_of = footprint.worker_needs if plan.lockstep else free_footprint.worker_needs
-    given = 0 if plan.lockstep else free_footprint.given_to_passes(layout)
-    each = partial(needs_of, layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
-    return [max(0, each(ranks=(rank,)).card - given) for rank in range(schedule.workers)]
+    given = 0 if plan.lockstep else free_footprint.given_to_passes(Layout.from_dict(run_manifest["layout"]))
+    needs = _needs_of(run_manifest, plan, schedule)
+    return [max(0, needs(ranks=(rank,)).card - given) for rank in range(schedule.workers)]
+
+
+def _needs_of(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedule) -> partial[Needed]:
+    """What tells the memory for a whole model, of the workers of `ranks`."""
+    layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
+    if not plan.lockstep:
+        return partial(free_footprint.worker_needs, layout, schedule, plan, parameters=parameters)
+    feedback = run_manifest["shard_state"]
+    return partial(footprint.worker_needs, layout, schedule, plan, parameters=parameters, feedback=feedback)
 
 
 def needed_by_servers(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedule) -> list[int]:
@@ -166,8 +168,7 @@ def _require_memory(context: WorkerContext) -> None:
     """For replicas that run free: much of it lies in no region, and is given page by page, till none is left. Raises
     MemoryError."""
     plan, layout = context.plan, context.replica.layout
-    schedule, state = footprint.first_schedule(plan), footprint.remembered(plan)
-    size = free_footprint.worker_needs(layout, schedule, plan, parameters=0, state=state).host
+    size = free_footprint.worker_needs(layout, footprint.first_schedule(plan), plan, parameters=0).host
     footprint.require(size, f"about {megabytes(size)} for a model whose replicas run free")
 
 

@@ -21,16 +21,21 @@ from orchestrator.driver.preflight import visible_cards
 from orchestrator.numerics.layout import Layout as SlotLayout
 from orchestrator.provenance.environment.cards import Card, CardsUnknown
 from orchestrator.worker.model.construction import Rehearsal, rehearse
-from orchestrator.worker.pipeline_parallel.rehearsal import rehearse_cuts
+from orchestrator.worker.pipeline_parallel.rehearsal import CutRehearsal
 from tests.refusals import refused
 from tests.worker import pipelines
 from tests.worker.pipeline_parallel.test_runs import Deep
 from tests.worker.runs import Layout, settings_for
 
 
-def planned(workers: int, stages: int, *, cut: bool = False, **settings: Any) -> DryRun:
+def cut(plan: Plan) -> dict[str, Any] | None:
+    with CutRehearsal() as rehearsal:
+        return rehearsal.cut(plan)
+
+
+def planned(workers: int, stages: int, *, is_cut: bool = False, **settings: Any) -> DryRun:
     plan = resolve(settings_for(Deep, Layout(workers, stages=stages), shards=6, **settings))
-    return DryRun(plan, 100, rehearse_cuts(plan) if cut else None, [], [], [])
+    return DryRun(plan, 100, cut(plan) if is_cut else None, [], [], [])
 
 
 @pytest.mark.parametrize(("workers", "stages"), [(2, 2), (7, 2), (3, 3), (18, 3)])
@@ -48,7 +53,7 @@ def test_each_worker_has_a_stage_and_its_share_of_the_shards_of_that(workers: in
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_text_tells_where_the_model_is_cut() -> None:
-    text = planned(7, 2, cut=True).as_text()
+    text = planned(7, 2, is_cut=True).as_text()
     assert "layout    7 workers, 2 stages, pipeline 1f1b" in text
     assert "stage 0   from the first layers, " in text
     assert "4 workers: 6 rounds in a step, in 4 slices" in text
@@ -77,7 +82,7 @@ class PrintsAndFails(Deep):
 @pytest.mark.slow
 @pytest.mark.long
 def test_what_the_pipeline_raises_is_left_to_its_workers() -> None:
-    assert rehearse_cuts(resolve(settings_for(PrintsAndFails, Layout(2, stages=2)))) is None
+    assert cut(resolve(settings_for(PrintsAndFails, Layout(2, stages=2)))) is None
 
 
 @pytest.mark.slow
@@ -85,7 +90,7 @@ def test_what_the_pipeline_raises_is_left_to_its_workers() -> None:
 def test_what_cannot_be_cut_is_told_before_anything_is_started() -> None:
     plan = resolve(settings_for(pipelines.Small, Layout(2, stages=2), shards=6))
     with refused("stages.not-cut", "cluster.stages"):
-        rehearse_cuts(plan)
+        cut(plan)
 
 
 SCENE = """

@@ -156,7 +156,7 @@ def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyP
     schedule = build_schedule(on.topology, on.workers)
     layout = Layout.from_dict(members._run_manifest["layout"])
     gradients = -(-settings.data.shards // on.workers) * sum(slot.elements for slot in layout.slots)
-    foretold = footprint.worker_needs(layout, schedule, resolve(settings), parameters=parameters, state=2.0).host
+    foretold = footprint.worker_needs(layout, schedule, resolve(settings), parameters=parameters).host
     assert foretold == max(each.now for each in regions) + 4 * (parameters + remembered + gradients)
     said = strategies.sentence(members._run_manifest, resolve(settings))
     assert said == f"each worker holds {parameters:,} parameters and needs about {foretold / 1e6:.1f} MB for them"
@@ -195,7 +195,7 @@ def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkey
     layout, plan = free.replica.layout, resolve(settings)
     schedule = build_schedule(on.topology, on.workers, **on.options())
     parameters = sum(parameter.numel() for parameter in free.replica.parameters)
-    foretold = free_footprint.worker_needs(layout, schedule, plan, parameters=parameters, state=2.0).host
+    foretold = free_footprint.worker_needs(layout, schedule, plan, parameters=parameters).host
     there = sum(tensor.numel() * tensor.itemsize for tensor in own) + held_back + 4 * parameters
     workers = regions[: on.workers]
     assert foretold == max(each.now for each in workers) + there + 2 * 4 * (elements - steps)
@@ -203,9 +203,10 @@ def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkey
 
 
 def test_a_model_of_each_shard_needs_more() -> None:
-    settings = [settings_for(p.Mlp, On(2), sync={"name": "gossip", "graph": graph}) for graph in ("ring", "complete")]
+    gossips = [{"name": "gossip", "graph": graph} for graph in ("ring", "complete")]
+    settings = [settings_for(p.Mlp, On(2), optimizer={"name": "sgd", "lr": 0.1}, sync=sync) for sync in gossips]
     few, many = (
-        free_footprint.worker_needs(LAYOUT, build_schedule("ring", 2), resolve(each), parameters=0, state=0.0).host
+        free_footprint.worker_needs(LAYOUT, build_schedule("ring", 2), resolve(each), parameters=0).host
         for each in settings
     )
     assert few == many == 8 * LAYOUT.size * 2 + 20 * LAYOUT.size + 8 * LAYOUT.size * (4 * 3 + 2)

@@ -27,7 +27,7 @@ from orchestrator.controller.shard_assignment import assign_shards
 from orchestrator.numerics.layout import Layout
 from orchestrator.worker.asynchronous.deltas import window_of
 from orchestrator.worker.asynchronous.gossip import Mixing
-from orchestrator.worker.voting.footprint import Needed, ranks_that_tell, region_bytes, sums_of
+from orchestrator.worker.voting.footprint import Needed, ranks_that_tell, region_bytes, remembered, sums_of
 
 _FLOAT: Final = 4
 _INTEGER: Final = 8
@@ -47,16 +47,13 @@ def worker_needs(
     plan: Plan,
     *,
     parameters: int,
-    state: float | None = None,
-    feedback: bool = False,
     ranks: Sequence[int] | None = None,
 ) -> Needed:
     """As `voting.footprint.worker_needs`, for async phases and gossip."""
-    del feedback  # of a compression, which is for lockstep
     hosted = assign_shards(plan.data.shards, schedule.workers)
     trained = sum(slot.elements for slot in layout.slots)
     looked_at = ranks_that_tell(schedule.workers) if ranks is None else ranks
-    optimizers = round(_FLOAT * max(len(hosted[rank]) for rank in looked_at) * trained * (state or 0))
+    optimizers = round(_FLOAT * max(len(hosted[rank]) for rank in looked_at) * trained * (remembered(plan) or 0))
     most = max(_rank_bytes(layout, schedule, plan, hosted, rank) for rank in looked_at)
     if plan.updates_stay_on_device:  # beside the replica are the gradients of a pass
         return Needed(0, most + 2 * optimizers + _FLOAT * (parameters + trained))

@@ -11,6 +11,7 @@ Source: memfd_create(2), proc_pid_fd(5). Linux only. Apart from `shard_slots.py`
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from pathlib import Path
 from typing import Final
@@ -30,3 +31,8 @@ def opened(pid: int, fd: int) -> int:
     if _NAME not in str(path.readlink()):
         raise FileNotFoundError(errno.ENOENT, "it is another file", str(path))
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def in_pages(size_bytes: int) -> int:
+    """The size of the pages that hold so many bytes."""
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -20,7 +20,6 @@ The memory does not outlive the machine, nor reach workers on another one.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -31,6 +30,7 @@ from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.shared_memory import Mapping as Mapped
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics import cuda
+from orchestrator.worker.member.lasting_memory import in_pages
 
 _SLOTS: Final = 2
 _ALIGNED_BYTES: Final = 64
@@ -51,8 +51,8 @@ class ShardSlots:
         self._from_card = any(tensor.device.type == "cuda" for tensor in row.values())
         sizes = [-(-tensor.numel() * tensor.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES for tensor in row.values()]
         self._offsets = dict(zip(row, [sum(sizes[:i]) for i in range(len(sizes))], strict=True))
-        self._slot_bytes = _in_pages(max(1, sum(sizes)))
-        self._header_bytes = _in_pages(8 * _SLOTS * shards)
+        self._slot_bytes = in_pages(max(1, sum(sizes)))
+        self._header_bytes = in_pages(8 * _SLOTS * shards)
         whole = self._header_bytes + shards * _SLOTS * self._slot_bytes
         if os.fstat(fd).st_size == 0:
             os.ftruncate(fd, whole)  # to the same size in every worker, so it does not matter who comes first
@@ -121,7 +121,3 @@ class ShardSlots:
     def _is_reserved(self, shard: int) -> bool:
         """Whether this worker has reserved its slots, or some worker has written there."""
         return shard in self._reserved or bool(self._stamps[shard].any())
-
-
-def _in_pages(size_bytes: int) -> int:
-    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -29,7 +29,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.pipeline import Pipeline, naming
 
-MEAN, EQUAL = "mean", "equal"
+MEAN = "mean"
 COUNTER_ELEMENTS = 16  # an integer buffer with more elements than this is data, not a counter
 _CONTRACT = 'return a mapping of names to rules, as {"codebook": "mean", "queue*": "first"}'
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}

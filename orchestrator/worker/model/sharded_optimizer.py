@@ -24,7 +24,6 @@ When that worker is gone, another one's memory takes its place, filled by whoeve
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,8 +75,8 @@ class HostMemory:
         """fd: becomes this object's. Raises MemoryError when the memory is not there now."""
         self.fd = fd
         weakref.finalize(self, os.close, fd)
-        header = _in_pages(8 * (_VERSIONS + 1) * pieces)
-        part = _in_pages(_FLOAT * size)
+        header = lasting_memory.in_pages(8 * (_VERSIONS + 1) * pieces)
+        part = lasting_memory.in_pages(_FLOAT * size)
         whole = header + part * (1 + _VERSIONS * len(kept))
         with self.locked():
             _take(fd, whole)
@@ -333,10 +332,6 @@ def _shares(sizes: Sequence[int], nth: int, workers: int) -> Iterator[int]:
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def _in_pages(size_bytes: int) -> int:
-    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _take(fd: int, whole: int) -> None:

@@ -24,7 +24,7 @@ from orchestrator.worker.pipeline_parallel.footprint import by_stage, preparing_
 from orchestrator.worker.pipeline_parallel.planning import cuts_of, summary, surveyed
 from orchestrator.worker.pipeline_parallel.rehearsal import prepared
 from orchestrator.worker.pipeline_parallel.survey import Survey
-from orchestrator.worker.voting.footprint import Needed, first_schedule, remembered, worker_needs
+from orchestrator.worker.voting.footprint import Needed, first_schedule, worker_needs
 
 _FLOAT32 = 4  # bytes
 
@@ -56,8 +56,7 @@ def under_way(plan: Plan) -> tuple[int, ...]:
 
 
 def _of_one(plan: Plan, replica: Replica, parameters: int, surveys: Mapping[Way, Survey]) -> Needed:
-    schedule, state = first_schedule(plan), remembered(plan)
-    held = worker_needs(replica.layout, schedule, plan, parameters=parameters, state=state)
+    held = worker_needs(replica.layout, first_schedule(plan), plan, parameters=parameters)
     if not surveys:
         return held
     (kept,) = activations(surveys["training"], ())

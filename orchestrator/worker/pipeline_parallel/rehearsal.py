@@ -58,14 +58,6 @@ class CutRehearsal:
         return _told(json.loads(text) if text else {})
 
 
-def rehearse_cuts(plan: Plan) -> dict[str, Any] | None:
-    """As `CutRehearsal.cut`; None also for a model that is not cut."""
-    if plan.cluster.members.stages == 1:
-        return None
-    with CutRehearsal() as rehearsal:
-        return rehearsal.cut(plan)
-
-
 def _told(found: dict[str, Any]) -> dict[str, Any] | None:
     if "refused" in found:
         raise ConfigurationError([f"cluster.stages: {found['refused']}"], found["remedy"], code=found["code"])

@@ -65,17 +65,16 @@ def worker_needs(
     plan: Plan,
     *,
     parameters: int,
-    state: float | None = None,
     feedback: bool = False,
     ranks: Sequence[int] | None = None,
 ) -> Needed:
     """The memory that the worker that needs most has for parameters, gradients, sums and the state of the optimizer.
-    parameters: elements, frozen ones too; state: elements that the optimizer remembers of each trained one; feedback: whether
-    shards keep what a compression drops; ranks: the workers that are looked at, None for all."""
+    parameters: elements, frozen ones too; feedback: whether shards keep what a compression drops; ranks: the workers that are
+    looked at, None for all."""
     trained = sum(slot.elements for slot in layout.slots)
     held = _held_bytes(layout, schedule, plan, trained, feedback=feedback)
     summing = _summing_bytes(layout, schedule, plan, ranks)
-    beside: float = (plan.update.clip is not None) + (state or 0)
+    beside: float = (plan.update.clip is not None) + (remembered(plan) or 0)
     local = plan.update.local
     if local is not None:  # where the round began, and what the local optimizer remembers
         beside += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
