@@ -42,7 +42,8 @@ class Updating(Protocol):
     def differ(
         self, pieces: Pieces, after: torch.Tensor, before: torch.Tensor, divisor: int, into: torch.Tensor
     ) -> bool:
-        """As `FixedPoint.updates`."""
+        """into (int64) = (after - before) / divisor; both float32. Returns False where that is not finite, or beyond the
+        limit, and `into` is worth nothing then. pieces: of a `FixedPoint`."""
 
     def absorb(self, update: torch.Tensor, *sums: torch.Tensor) -> int:
         """Add an update to two or three sums, all int64 of whole blocks; returns the fingerprint of the update."""
@@ -120,18 +121,6 @@ class FixedPoint:
         for part, lsb in self.parts():
             whole = integers[part] if more is None else integers[part] + more[part]
             into[part] = whole.double().mul_(lsb)
-
-    def updates(
-        self,
-        after: torch.Tensor,
-        before: torch.Tensor,
-        divisor: int,
-        into: torch.Tensor,
-        updating: Updating | None = None,
-    ) -> bool:
-        """into (int64) = (after - before) / divisor; both float32. Returns False where that is not finite, or beyond the
-        limit, and `into` is worth nothing then. updating: where these lie; None: in host memory."""
-        return (updating or HOST).differ(self.pieces, after, before, divisor, into)
 
 
 def divided(values: torch.Tensor, by: float) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.numerics import fixed_point
 from orchestrator.numerics.exact import fingerprint_of_integers, wrap
-from orchestrator.numerics.fixed_point import FixedPoint, divided, exponent_for, largest, name_of, overflows
+from orchestrator.numerics.fixed_point import HOST, FixedPoint, divided, exponent_for, largest, name_of, overflows
 from orchestrator.numerics.layout import Layout
 
 LAYOUT = Layout.of([("a", torch.zeros(3, 5)), ("b", torch.zeros(7)), ("c", torch.zeros(40))])
@@ -72,8 +72,8 @@ def test_an_update_is_odd_and_rounded_to_half_a_unit(one: int, other: int, divis
     before, after = flat(one), flat(other)
     fixed = FixedPoint.fitting(LAYOUT, before, len(LAYOUT.slots))
     there, back = torch.zeros(LAYOUT.size, dtype=torch.int64), torch.zeros(LAYOUT.size, dtype=torch.int64)
-    assert fixed.updates(after, before, divisor, there)
-    assert fixed.updates(before, after, divisor, back)
+    assert HOST.differ(fixed.pieces, after, before, divisor, there)
+    assert HOST.differ(fixed.pieces, before, after, divisor, back)
     assert torch.equal(there, -back)
     exact = (after.double() - before.double()) / divisor
     for start, end, lsb in fixed.pieces:
@@ -86,7 +86,7 @@ def test_an_update_out_of_range_is_told(strange: float) -> None:
     fixed = FixedPoint.fitting(LAYOUT, before, len(LAYOUT.slots))
     after = before.clone()
     after[3] = strange
-    assert not fixed.updates(after, before, 1, torch.zeros(LAYOUT.size, dtype=torch.int64))
+    assert not HOST.differ(fixed.pieces, after, before, 1, torch.zeros(LAYOUT.size, dtype=torch.int64))
 
 
 def test_tensors_of_one_size_are_one_piece() -> None:

@@ -25,8 +25,9 @@ from orchestrator.numerics import foreach
 from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating, name_of
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
-from orchestrator.worker.model.pipeline_adapter import NON_FINITE_REMEDY, PipelineAdapter
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.returned import NON_FINITE_REMEDY
 from orchestrator.worker.model.updater import Updater
 
 _FLOOR = 1e-2  # magnitudes below it count as this much when a change is called significant
@@ -115,7 +116,7 @@ class ShardUpdates:
         self._replica.check_frozen()
         self._buffers[shard] = self._replica.buffers()
         after = self._after()
-        if not self._fixed.updates(after, self._before, self._shards, memory.update, self._updating):
+        if not self._updating.differ(self._fixed.pieces, after, self._before, self._shards, memory.update):
             self._refuse(shard, reading.clock, after)
         return computed[0], self._filtered(shard, reading.clock, x, memory.update)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -49,6 +49,16 @@ from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.worker.model import construction, moving_buffers
 from orchestrator.worker.model.foresight import Account, Ahead, Foresight
 from orchestrator.worker.model.refused_operation import name_line
+from orchestrator.worker.model.returned import (
+    check_finite,
+    is_late,
+    judged,
+    loss_and_weight,
+    loss_not_finite,
+    mean_and_weight,
+    numbers_of,
+    weight_of,
+)
 from orchestrator.worker.model.sample_names import listed, strange
 from orchestrator.worker.model.shard_graphs import Judged, ShardGraphs, Work
 from orchestrator.worker.model.stream_readers import StreamReaders
@@ -56,7 +66,6 @@ from orchestrator.worker.model.stream_readers import StreamReaders
 _ROWS_TO_SHARE = 3  # from so many rows a batch on, batches of equal lengths leave none a single row
 _LITTLE_BYTES = 2**20  # for so little nobody asks how much memory there is
 _HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
-_SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
 
 
 class _MicroBatch(NamedTuple):
@@ -439,7 +448,7 @@ class PipelineAdapter:
 
     def weighed(self, step: int, shard: int, weight: float) -> float:
         """The weight of micro-batch (step, shard) that was left on the device. Raises PipelineRaised where it is none."""
-        return _weight(weight, self._known(step, shard).where)
+        return weight_of(weight, self._known(step, shard).where)
 
     def _computed(
         self, step: int, shard: int, graphs: ShardGraphs | None, *, looks: bool = False, late: bool = False
@@ -489,7 +498,7 @@ class PipelineAdapter:
                     "return the mean alone",
                     code="pipeline.loss-weight-clipped",
                 )
-            loss, weight = _mean_and_weight(returned, rows, where)
+            loss, weight = mean_and_weight(returned, rows, where)
             if weight == 0:
                 return None
             if graphs is None and not self._staging.answers_late:
@@ -502,7 +511,7 @@ class PipelineAdapter:
             return loss.detach(), weight
 
         def whole(batch: Any) -> Judged:
-            loss, weight = _pair(loss_of(batch), rows, where)
+            loss, weight = loss_and_weight(loss_of(batch), rows, where)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach(), weight.detach() if isinstance(weight, torch.Tensor) else weight
 
@@ -520,9 +529,9 @@ class PipelineAdapter:
             if judged is None:
                 return None
             loss, given = judged
-            if late and graphs.replayed and _is_late(given, loss):
+            if late and graphs.replayed and is_late(given, loss):
                 return loss, given.detach().double().reshape(1)
-            weight = _weight(given, where)
+            weight = weight_of(given, where)
         return None if weight == 0 else (judged[0], weight)
 
     @contextmanager
@@ -571,20 +580,20 @@ class PipelineAdapter:
     def judge(self, returned: Any, call: Call) -> tuple[torch.Tensor, float, float] | None:
         """Loss, its value and its weight, from what loss() returned; None where it weighs nothing. Raises PipelineRaised,
         NonFinite."""
-        return _judged(returned, call.rows, call.where)
+        return judged(returned, call.rows, call.where)
 
     def judge_late(self, returned: Any, call: Call) -> tuple[torch.Tensor, float | torch.Tensor, float] | None:
         """As `judge`, of a repetition. The loss is not looked at, and may be infinite or NaN, unless its weight is on the
         device, too, for which this waits."""
-        if _is_late(returned[1], returned[0]):
-            return _judged(returned, call.rows, call.where)
-        loss, weight = _mean_and_weight(returned, call.rows, call.where)
+        if is_late(returned[1], returned[0]):
+            return judged(returned, call.rows, call.where)
+        loss, weight = mean_and_weight(returned, call.rows, call.where)
         loss = loss.clone()  # the next repetition leaves another there
         return None if weight == 0 else (loss, loss, weight)
 
     def unjudged(self, returned: Any, call: Call) -> tuple[torch.Tensor, Any]:
         """Loss and weight, without looking at any value. Raises PipelineRaised."""
-        return _pair(returned, call.rows, call.where)
+        return loss_and_weight(returned, call.rows, call.where)
 
     @contextmanager
     def evaluation(self, step: int, batch: int) -> Iterator[tuple[Call, Call]]:
@@ -620,8 +629,8 @@ class PipelineAdapter:
 
     def evaluated(self, call: Call, loss: Any, metrics: Any) -> tuple[list[str], list[float]]:
         """As `evaluate`, from what the two calls have returned."""
-        mean, weight = _mean_and_weight(loss, call.rows, call.where)
-        numbers = _numbers(metrics, call.where)
+        mean, weight = mean_and_weight(loss, call.rows, call.where)
+        numbers = numbers_of(metrics, call.where)
         return list(numbers), [mean.item(), weight, float(call.rows), *numbers.values()]
 
     def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
@@ -709,8 +718,8 @@ class PipelineAdapter:
             items = self._staging.batch(items)
             with self._autocast():
                 updates = (step + 1) * self._steps_per_round
-                loss, weight = _mean_and_weight(self._loss(items, updates, model), len(indices), where)
-                metrics = _numbers(self.pipeline.metrics(model, items), where)
+                loss, weight = mean_and_weight(self._loss(items, updates, model), len(indices), where)
+                metrics = numbers_of(self.pipeline.metrics(model, items), where)
             values = [loss.item(), weight, float(len(indices)), *metrics.values()]
         return list(metrics), values
 
@@ -925,12 +934,6 @@ def _is_written_here(module: Any) -> bool:
     return file is not None and "site-packages" not in file
 
 
-NON_FINITE_REMEDY = (
-    "lower optimizer.lr, set gradient.clip (of local steps: local.optimizer.lr, local.clip), or look at the samples of this "
-    "micro-batch"
-)
-
-
 def _length(dataset: Any, which: str) -> int:
     with naming(f"len() of the {which} dataset"):
         if not _is_addressed(dataset):
@@ -969,104 +972,3 @@ def _files(dataset: Any) -> Sequence[int] | None:
 
 def _evaluated(step: int, batch: int) -> str:
     return f"{'before the first step' if step < 0 else f'after step {step + 1}'}, validation batch {batch}"
-
-
-def _judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, float] | None:
-    """Loss, its value and its weight; None where it weighs nothing."""
-    loss, weight = _mean_and_weight(returned, rows, where)
-    if weight == 0:
-        return None
-    mean = loss.item()
-    check_finite(mean, where)
-    return loss, mean, weight
-
-
-def check_finite(mean: float, where: str) -> None:
-    """Raises NonFinite. mean: the loss of the micro-batch."""
-    if not math.isfinite(mean):
-        raise loss_not_finite(mean, where)
-
-
-def loss_not_finite(mean: float, where: str) -> NonFinite:
-    return NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY, code="loss.value")
-
-
-def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
-    """Check what loss() returned: a scalar float tensor, alone or with its weight (rule A5)."""
-    loss, weight = _pair(returned, rows, where)
-    return loss, _weight(weight, where)
-
-
-def _pair(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, Any]:
-    """The same, without looking at any value."""
-    loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        raise PipelineRaised(
-            f"loss() ({where}) returned {_kind(loss)}",
-            "return a scalar float tensor, or (scalar tensor, weight)",
-            code="pipeline.loss",
-        )
-    return loss if loss.dim() == 0 else loss.reshape(()), weight
-
-
-def _is_late(weight: Any, loss: torch.Tensor) -> bool:
-    """Whether a look at this weight would wait for the device that has computed the loss."""
-    is_number = isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_complex()
-    return is_number and weight.device == loss.device
-
-
-def _weight(weight: Any, where: str) -> float:
-    try:
-        value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
-    except (TypeError, ValueError, RuntimeError):
-        raise PipelineRaised(
-            f"loss() ({where}) returned a pair whose second part, {_kind(weight)}, is no weight",
-            "return the mean alone, or (mean, weight) with one number as the weight; other outputs belong into metrics()",
-            code="pipeline.loss-pair",
-        ) from None
-    if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
-        raise PipelineRaised(
-            f"loss() ({where}) returned the weight {value}",
-            f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
-            code="pipeline.loss-weight",
-        )
-    return value
-
-
-def _numbers(metrics: Any, where: str) -> dict[str, float]:
-    """Check what metrics() returned, and sort it by name: scalars, or numbers of Python or numpy."""
-    if not isinstance(metrics, Mapping):
-        raise PipelineRaised(
-            f"metrics() ({where}) returned {_kind(metrics)}",
-            "return {name: its mean over the batch}; {} if there is none",
-            code="pipeline.metrics",
-        )
-    if "loss" in metrics:
-        raise PipelineRaised(
-            f"metrics() ({where}) returned one named 'loss'",
-            "the loss is reported anyway; choose another name",
-            code="pipeline.metrics-loss",
-        )
-    strange = next((name for name in metrics if not isinstance(name, str)), None)
-    if strange is not None:
-        raise PipelineRaised(
-            f"metrics() ({where}) returned a metric named by {_kind(strange)}",
-            "name each by a text",
-            code="pipeline.metrics-key",
-        )
-    numbers = {}
-    for name, value in sorted(metrics.items()):
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise PipelineRaised(
-                f"metrics() ({where}) returned {_kind(value)} for {name!r}",
-                "return one number for each name: its mean over the batch",
-                code="pipeline.metrics-value",
-            ) from None
-    return numbers
-
-
-def _kind(value: Any) -> str:
-    shape = f" of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else ""
-    return f"a {type(value).__name__}{shape}"

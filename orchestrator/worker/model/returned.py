@@ -1,0 +1,118 @@
+"""Checks of what the user's loss() and metrics() return. An error names the function and the micro-batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from orchestrator.errors import NonFinite, PipelineRaised
+
+_SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
+NON_FINITE_REMEDY = (
+    "lower optimizer.lr, set gradient.clip (of local steps: local.optimizer.lr, local.clip), or look at the samples of this "
+    "micro-batch"
+)
+
+
+def judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, float] | None:
+    """Loss, its value and its weight; None where it weighs nothing."""
+    loss, weight = mean_and_weight(returned, rows, where)
+    if weight == 0:
+        return None
+    mean = loss.item()
+    check_finite(mean, where)
+    return loss, mean, weight
+
+
+def check_finite(mean: float, where: str) -> None:
+    """Raises NonFinite. mean: the loss of the micro-batch."""
+    if not math.isfinite(mean):
+        raise loss_not_finite(mean, where)
+
+
+def loss_not_finite(mean: float, where: str) -> NonFinite:
+    return NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY, code="loss.value")
+
+
+def mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
+    """Check what loss() returned: a scalar float tensor, alone or with its weight (rule A5)."""
+    loss, weight = loss_and_weight(returned, rows, where)
+    return loss, weight_of(weight, where)
+
+
+def loss_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, Any]:
+    """As `mean_and_weight`, without looking at any value."""
+    loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise PipelineRaised(
+            f"loss() ({where}) returned {_kind(loss)}",
+            "return a scalar float tensor, or (scalar tensor, weight)",
+            code="pipeline.loss",
+        )
+    return loss if loss.dim() == 0 else loss.reshape(()), weight
+
+
+def is_late(weight: Any, loss: torch.Tensor) -> bool:
+    """Whether a look at this weight would wait for the device that has computed the loss."""
+    is_number = isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_complex()
+    return is_number and weight.device == loss.device
+
+
+def weight_of(weight: Any, where: str) -> float:
+    try:
+        value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
+    except (TypeError, ValueError, RuntimeError):
+        raise PipelineRaised(
+            f"loss() ({where}) returned a pair whose second part, {_kind(weight)}, is no weight",
+            "return the mean alone, or (mean, weight) with one number as the weight; other outputs belong into metrics()",
+            code="pipeline.loss-pair",
+        ) from None
+    if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
+        raise PipelineRaised(
+            f"loss() ({where}) returned the weight {value}",
+            f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
+            code="pipeline.loss-weight",
+        )
+    return value
+
+
+def numbers_of(metrics: Any, where: str) -> dict[str, float]:
+    """Check what metrics() returned, and sort it by name: scalars, or numbers of Python or numpy."""
+    if not isinstance(metrics, Mapping):
+        raise PipelineRaised(
+            f"metrics() ({where}) returned {_kind(metrics)}",
+            "return {name: its mean over the batch}; {} if there is none",
+            code="pipeline.metrics",
+        )
+    if "loss" in metrics:
+        raise PipelineRaised(
+            f"metrics() ({where}) returned one named 'loss'",
+            "the loss is reported anyway; choose another name",
+            code="pipeline.metrics-loss",
+        )
+    strange = next((name for name in metrics if not isinstance(name, str)), None)
+    if strange is not None:
+        raise PipelineRaised(
+            f"metrics() ({where}) returned a metric named by {_kind(strange)}",
+            "name each by a text",
+            code="pipeline.metrics-key",
+        )
+    numbers = {}
+    for name, value in sorted(metrics.items()):
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise PipelineRaised(
+                f"metrics() ({where}) returned {_kind(value)} for {name!r}",
+                "return one number for each name: its mean over the batch",
+                code="pipeline.metrics-value",
+            ) from None
+    return numbers
+
+
+def _kind(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else ""
+    return f"a {type(value).__name__}{shape}"
