@@ -3,7 +3,7 @@
     plan = resolve(settings)         # defaults of variants filled in, `auto` values decided, options built and checked
     plan.exchange.exact              # True
 
-Engine, cluster, control and checkpoints know no key of the configuration; a rule that derives one value from several keys
+Worker, cluster, controller and checkpoints know no key of the configuration; a rule that derives one value from several keys
 stands in `resolve.py` and nowhere else.
 
 It needs neither torch nor Ray nor the user's code.

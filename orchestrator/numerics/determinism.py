@@ -38,9 +38,8 @@ PORTABLE = {
     "NPY_ENABLE_CPU_FEATURES": "X86_V3",
     "OPENBLAS_CORETYPE": "HASWELL",
 }
-FILL = (
-    "ORCHESTRATOR_FILL"  # set to 1, as tests do, it has torch fill memory that nobody has written wherever it computes
-)
+# Set to 1, as tests do, it has torch fill memory that nobody has written wherever it computes.
+FILL = "ORCHESTRATOR_FILL"
 _CAPABILITY = "AVX2"  # as torch calls what ATEN_CPU_CAPABILITY=avx2 has it use
 Arithmetic = Literal["native", "portable"]
 

@@ -138,7 +138,7 @@ def needed_at_once(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedu
 
 
 def _needs_of(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedule) -> partial[Needed]:
-    """What tells the memory for a whole model, of the workers of `ranks`."""
+    """A function of `ranks` that finds the memory for a whole model."""
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
     if not plan.lockstep:
         return partial(free_footprint.worker_needs, layout, schedule, plan, parameters=parameters)
@@ -180,7 +180,7 @@ def _require_memory_for_a_step(context: WorkerContext) -> None:
 
 
 class Strategy(Protocol):
-    """One worker's way to execute a run. held: its state at a boundary."""
+    """One worker's way to execute a run."""
 
     @property
     def model_state(self) -> ReplicaState | StageState: ...
@@ -496,9 +496,8 @@ class PipelineStrategy:
             reference = proved()
             self._cuts = in_stages.cuts
         else:
-            of_card = cache(
-                partial(self._of_card, in_stages, self._replica)  # by who waits for the proof, or else behind it
-            )
+            # Made by who waits for the proof, or else behind it.
+            of_card = cache(partial(self._of_card, in_stages, self._replica))
             with once(self._services, meanwhile=of_card) as is_to_prove:
                 if is_to_prove:
                     own = torch.get_num_threads()

@@ -221,7 +221,7 @@ class Worker:
         """Take part in one generation: connect, give or take state where the generation says so, then run steps until
         it ends.
 
-        Raises this member's own errors: what a step raises (engine.step.lockstep, engine.between_steps.evaluation), what
+        Raises this member's own errors: what a step raises (`step.lockstep`, `between_steps.evaluation`), what
         loading a checkpoint raises, MemoryError.
         """
         self._listen()

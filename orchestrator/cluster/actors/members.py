@@ -136,9 +136,8 @@ class Members:
         # the generation that was begun last, and its bytes: it is the same for hundreds of members, and pickled once
         self._packed: tuple[Generation, bytes] | None = None
         self._dying: dict[int, tuple[float, str]] = {}  # who has died: until when last reports are waited for; why
-        self._tries_answers = (
-            True  # the next worker: one is enough, and if it is lost, the end of the run tells what it finds
-        )
+        # the next worker: one is enough, and if it is lost, the end of the run tells what it finds
+        self._tries_answers = True
         self._lasting_memory = lasting_memory.created()  # held open here: it outlives the workers of this node
 
     def __enter__(self) -> Self:

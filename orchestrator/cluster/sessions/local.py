@@ -43,9 +43,8 @@ _AGENT_PORTS = {  # of each kind of agent, the ports that the raylet waits for
     "dashboard_agent": ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"),
     "runtime_env_agent": ("runtime_env_agent_port",),
 }
-_LOOPBACK = (
-    "127.0.0.1"  # at which Ray's processes then listen, in place of all addresses; where metrics are shown, at these
-)
+# At which Ray's processes then listen, in place of all addresses; where metrics are shown, at these.
+_LOOPBACK = "127.0.0.1"
 _TRIES = 3  # of Ray's start
 _LOOK_S = 0.02
 

@@ -44,7 +44,7 @@ Layout = Callable[[Region, int, int], Hashable]
 
 
 def separate(region: Region, chunk: int, _step: int) -> Hashable:
-    """The layout of the engine: three regions, one copy of each."""
+    """The layout of members: three regions, one copy of each."""
     return (region, chunk)
 
 

@@ -16,9 +16,7 @@ from orchestrator.experiments.simulation.conditions import Conditions
 
 WITHIN: Final = 0.02
 ALONE: Final = "ring"  # of a single worker: it has no servers
-_MOST: Final = (
-    64  # of the numbers of workers that are tried all are up to 16, and from there on those that halve the shards
-)
+_MOST: Final = 64  # workers: up to 16 all numbers are tried, then those that divide the shards
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The members of an ensemble made one, once all have ended: in a process of its own (`engine/ensemble`), then into the record.
+"""The members of an ensemble made one, once all have ended: in a process of its own (`worker/ensemble`), then into the record.
 
 It depends on the members' models and on what the ensemble's file says alone, so who resumes an ensemble whose driver died
 meanwhile does it again, with the same result.

@@ -21,7 +21,7 @@ class CompletedPhase(Protocol):
 
 
 class AtBarrier:
-    """Implements `rest.Replica`."""
+    """Implements `sync_barrier.Replica`."""
 
     def __init__(self, replica: FreeReplica, async_phase: CompletedPhase, requests: Callable[[], Requests]) -> None:
         self._replica = replica

@@ -1,7 +1,7 @@
 """A member's side of a generation: what it is told at the start, what its process provides, and why it leaves.
 
 Generation        who does what, the same for every member
-ProcessServices   the member's process as the engine sees it: heartbeat, events, checkpoints
+ProcessServices   the member's process as its worker sees it: heartbeat, events, checkpoints
 """
 
 from __future__ import annotations
@@ -246,9 +246,9 @@ def _nowhere(shards: int, row: SlotRow) -> ShardSlots | None:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class ProcessServices:
-    """The services of a member's process to the engine."""
+    """The services of a member's process to its worker."""
 
-    # tells the driver that training moves on, and the engine what is requested
+    # tells the driver that training moves on, and the worker what is requested
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     emit: Emit = _ignore  # takes `{"trace": line}` and events for the driver
     # entries that the driver may not have received; sent with the state when this member gives it to others

@@ -21,9 +21,8 @@ from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.pipeline_parallel.fake_tensors import Key
 
-ALIGNMENT: Final = (
-    512  # bytes: 64 is what vectors of a processor ask for, 256 what cuBLAS looks at, 512 what CUDA allocates
-)
+# In bytes: 64 is what vectors of a processor ask for, 256 what cuBLAS looks at, 512 what CUDA allocates.
+ALIGNMENT: Final = 512
 TOGETHER: Final = 64  # bytes: where the tensors of a message begin, one behind the other
 
 

@@ -77,9 +77,8 @@ class Survey:
     costs: tuple[float, ...]  # by position, what is computed there, in floating-point operations
     draws: bool  # whether random numbers were drawn
     passed: tuple[int, ...] = ()  # by position, the bytes of the tensors among the arguments of the call there
-    kept: tuple[
-        int, ...
-    ] = ()  # by position, the bytes that autograd keeps for the backward pass; empty if nobody asked
+    # by position, the bytes that autograd keeps for the backward pass; empty if nobody asked
+    kept: tuple[int, ...] = ()
 
     @property
     def is_apart(self) -> bool:

@@ -91,7 +91,7 @@ class Differentiating(nn.Module):
 
     def forward(self, x: Any) -> Any:
         x = self.second(self.first(x))
-        with torch.enable_grad():  # type: ignore[no-untyped-call]
+        with torch.enable_grad():
             x = x.tanh()
             energy = self.fourth(self.third(x).tanh()).square().sum()
             (force,) = torch.autograd.grad(energy, x, create_graph=True)
