@@ -120,8 +120,7 @@ def bytes_per_parameter(journal: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def slower_ways(journal: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What members tell of a card that they use less fast than it could be: what cannot be recorded as a graph, for one. Each
-    once. Pure."""
+    """The lines of members on what a card could do faster, such as a pass that no graph holds. Each comes once. Pure."""
     return [*dict.fromkeys(event["why"] for event in journal if event["event"] == "device")]
 
 
