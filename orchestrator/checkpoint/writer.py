@@ -32,7 +32,7 @@ from orchestrator.checkpoint.parts import CheckpointPart, Copier, host_memory, s
 from orchestrator.checkpoint.side_stream import Copies, CudaSideStream, SideStream
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import Storage
-from orchestrator.common import injection
+from orchestrator.common import card_faults, injection
 
 Emit = Callable[[dict[str, Any]], None]
 _NICE = 5  # yields to training on busy cores; 19 was starved there for half a minute, and held its copy as long
@@ -243,4 +243,4 @@ def _pieces(tensors: dict[str, torch.Tensor]) -> deque[dict[str, torch.Tensor]]:
 
 def _failed(about: dict[str, Any], error: Exception) -> dict[str, Any]:
     place = {key: about[key] for key in ("step", "generation", "part", "parts")}
-    return {"event": "part_failed", **place, "why": str(error) or type(error).__name__}
+    return {"event": "part_failed", **place, "why": card_faults.words(error) or type(error).__name__}

@@ -236,12 +236,13 @@ def test_a_card_without_page_locked_memory_is_told_of_the_checkpoint(told: list[
 def test_a_card_that_fails_while_it_copies_is_told(told: list[dict[str, Any]]) -> None:
     state = steady(10)
     card = Card([*state.tensors.values()])
-    card.error = RuntimeError("an illegal memory access was encountered")
+    why = "CUDA error: an illegal memory access was encountered"
+    card.error = RuntimeError(f"{why}\nCUDA kernel errors might be asynchronously reported at some other API call.")
     card.gate.set()
     writer = PartWriter(InMemory(), told.append, card)
     writer.begin(state, step=10, generation=1, part=0, parts=1)
     assert writer.wait()
-    assert (told[0]["event"], told[0]["why"]) == ("part_failed", str(card.error))
+    assert (told[0]["event"], told[0]["why"]) == ("part_failed", why)
 
 
 def test_the_stall_counts_from_when_training_stopped(told: list[dict[str, Any]]) -> None:
