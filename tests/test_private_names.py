@@ -48,6 +48,7 @@ GATED = {
 # Private names of torch. If it lacks one, the work is done in a public way (`AROUND`), or refused before a run starts
 # (`torch_names.NEEDED`).
 OF_TORCH = {
+    "adapters/lightning/devices.py": "the device that a module of Lightning tells of",
     "checkpoint/writer.py": "whether a tensor was changed while it was copied",
     "numerics/determinism.py": "the public function imports torch's compiler, a second",
     "numerics/foreach.py": "one call for many tensors",
@@ -80,6 +81,7 @@ AROUND = {
     "torch.autograd.graph._engine_run_backward": "the public function",
     "._optimizer_step_pre_hooks": "an optimizer counts as watched, and its step is not divided",
     "._optimizer_step_post_hooks": "an optimizer counts as watched, and its step is not divided",
+    "._device": "a module of Lightning tells of the device on which it was made",
     "._is_param": "a model is refused where it is cut, before the run",
     "torch._C.__file__": "a module's file is Python's to name",
 }
