@@ -10,6 +10,7 @@ import torch
 
 from orchestrator.comm.collectives import Memory, partial_places
 from orchestrator.comm.topologies import build_schedule
+from orchestrator.common.values import sized
 from orchestrator.config.resolve import resolve
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout
@@ -321,11 +322,12 @@ def test_contributions_that_are_compressed_are_held_on_the_card(feedback: bool, 
     assert kept == Needed(0, (3 * each + 4 + 4 + 4 + 8) * SIZE)
 
 
-def test_clipped_contributions_are_integers_on_the_card_and_add_up_in_host_memory() -> None:
-    """Own sum 8, gradient 4, result 4, and the model; a copy of the own sum, what is contributed, and the sum."""
-    (kept,) = strategies.needed(MANIFEST, _on_cards(privacy={"clipping_norm": 1.0}))
-    assert kept == Needed((8 + 8 + 8) * SIZE, (8 + 4 + 4 + 4 + 8) * SIZE)
-    assert str(kept) == f"{28 * SIZE / 1e6:.3g} MB of its GPU and {24 * SIZE / 1e6:.3g} MB of host memory"
+@pytest.mark.parametrize(("masked", "here"), [(False, 16), (True, 24)])
+def test_clipped_contributions_are_integers_on_the_card_and_add_up_in_host_memory(masked: bool, here: int) -> None:
+    """Own sum 8, gradient 4, result 4, and the model; what is contributed, and the sum; to be masked, a copy of the own sum."""
+    (kept,) = strategies.needed(MANIFEST, _on_cards(privacy={"clipping_norm": 1.0}, masked=masked))
+    assert kept == Needed(here * SIZE, (8 + 4 + 4 + 4 + 8) * SIZE)
+    assert str(kept) == f"{sized(28 * SIZE)} of its GPU and {sized(here * SIZE)} of host memory"
 
 
 @pytest.mark.parametrize("mode", [{"name": "bap"}, {"name": "asp", "threshold": 0.05}, {"name": "gossip"}], ids=str)

@@ -29,6 +29,7 @@ BITS: Final = 40
 MOST_CLIENTS: Final = 1 << 19
 MOST_NOISE: Final = 1000.0
 _LOSS_BITS, _LOSS_LIMIT = 24, 2.0**16
+_AT_ONCE: Final = 1 << 20  # elements, of which a copy in float64 stays in a processor's cache
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -70,7 +71,8 @@ class QuantizationGrid:
 
     def mean(self, total: torch.Tensor, expected: float, result: torch.Tensor) -> None:
         """result (float32) = total * lsb / expected. The result may be on a device, the total is in host memory."""
-        result.copy_(total.double().mul_(self.lsb / expected))
+        for part, mean in zip(torch.split(total, _AT_ONCE), torch.split(result, _AT_ONCE), strict=True):
+            mean.copy_(part.double().mul_(self.lsb / expected))
 
     def _place(self, slot: Slot, total: torch.Tensor) -> torch.Tensor:
         return total[slot.offset : slot.offset + slot.elements]

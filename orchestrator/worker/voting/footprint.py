@@ -116,8 +116,8 @@ def _summing_bytes(layout: Layout, schedule: Schedule, plan: Plan, ranks: Sequen
     if plan.data.privacy is None:
         return _most_region_bytes(layout, schedule, sums_of(plan), ranks)
     integers = exact.INTEGERS
-    masked = layout.size * integers.dtype.itemsize if plan.encodes_on_device else 0  # a copy of the own sum
-    return masked + _most_region_bytes(layout, schedule, integers, ranks)
+    masks = plan.encodes_on_device and plan.exchange.masked  # a copy of the own sum, where they are added
+    return layout.size * integers.dtype.itemsize * masks + _most_region_bytes(layout, schedule, integers, ranks)
 
 
 def first_schedule(plan: Plan) -> Schedule:
