@@ -118,7 +118,7 @@ def slowest(workload: PipelineAdapter, replica: Replica, cuts: Cuts, rounds: int
         whole = WholeModel(workload.model, cuts, clock=time.thread_time)
         replica.begin_shard()
         with workload.call(0, 0) as call:
-            judged = workload.judge(whole.forward(call.make), call)
+            judged = call.judged(whole.forward(call.make))
             assert judged is not None
             whole.backward(judged[0])
         whole.close()

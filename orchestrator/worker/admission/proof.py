@@ -45,10 +45,10 @@ class Anew(Protocol):
     def other_gradient(self, shard: int) -> Inconsistent:
         """The error where it comes out otherwise."""
 
-    def evaluated(self, batch: int) -> str:
-        """The numbers of a validation batch, as `told` has them."""
+    def evaluated(self) -> str:
+        """The numbers of the first validation batch, as `told` has them."""
 
-    def other_evaluation(self, batch: int) -> Inconsistent:
+    def other_evaluation(self) -> Inconsistent:
         """Likewise."""
 
 
@@ -85,9 +85,9 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
         if in_another_way.fingerprint(own[0]) != first:
             of_shards()  # an error if it is the batch that varies
             raise in_another_way.other_gradient(own[0])
-        if evaluated is not None and in_another_way.evaluated(0) != evaluated:
+        if evaluated is not None and in_another_way.evaluated() != evaluated:
             of_batches()
-            raise in_another_way.other_evaluation(0)
+            raise in_another_way.other_evaluation()
     if workload.has_rate:
         verify("rate(0)", range(1), lambda step: workload.rate(step).hex())
     if _compiled() != compiled and not compiles:

@@ -118,7 +118,7 @@ def _watched(workload: PipelineAdapter, replica: Replica, shard: int, *, watches
     parameters = parameters_of(replica)
     arriving = whole_gradients(parameters, _taking(repetition.tensors))
     with workload.call(0, shard) as call, arriving, places.known(), watching:
-        judged = workload.judge(call.make(), call)
+        judged = call.judged(call.make())
         if judged is not None:
             places.of_graph(judged[0])
             judged[0].backward()  # type: ignore[no-untyped-call]

@@ -52,7 +52,6 @@ from orchestrator.worker.model.refused_operation import name_line
 from orchestrator.worker.model.returned import (
     check_finite,
     is_late,
-    judged,
     loss_and_weight,
     loss_not_finite,
     mean_and_weight,
@@ -101,6 +100,35 @@ class Call(NamedTuple):
     def make(self) -> Any:
         with self.precision():
             return self.function()
+
+    def judged(self, returned: Any) -> tuple[torch.Tensor, float, float] | None:
+        """Loss, its value and its weight, from what loss() returned; None where it weighs nothing. Raises PipelineRaised,
+        NonFinite."""
+        loss, weight = mean_and_weight(returned, self.rows, self.where)
+        if weight == 0:
+            return None
+        mean = loss.item()
+        check_finite(mean, self.where)
+        return loss, mean, weight
+
+    def judged_late(self, returned: Any) -> tuple[torch.Tensor, float | torch.Tensor, float] | None:
+        """As `judged`, of a repetition. The loss is not looked at, and may be infinite or NaN, unless its weight is on the
+        device, too, for which this waits."""
+        if is_late(returned[1], returned[0]):
+            return self.judged(returned)
+        loss, weight = mean_and_weight(returned, self.rows, self.where)
+        loss = loss.clone()  # the next repetition leaves another there
+        return None if weight == 0 else (loss, loss, weight)
+
+    def unjudged(self, returned: Any) -> tuple[torch.Tensor, Any]:
+        """Loss and weight, without looking at any value. Raises PipelineRaised."""
+        return loss_and_weight(returned, self.rows, self.where)
+
+    def evaluated(self, loss: Any, metrics: Any) -> tuple[list[str], list[float]]:
+        """As `PipelineAdapter.evaluate`, from what loss() and metrics() returned for this validation batch."""
+        mean, weight = mean_and_weight(loss, self.rows, self.where)
+        numbers = numbers_of(metrics, self.where)
+        return list(numbers), [mean.item(), weight, float(self.rows), *numbers.values()]
 
 
 Unread = tuple[float | torch.Tensor, float | torch.Tensor]  # mean loss and weight; tensors if nobody has looked at them
@@ -577,24 +605,6 @@ class PipelineAdapter:
         with naming(f"loss() (step {step}, shard {shard})"), streams.held():
             yield
 
-    def judge(self, returned: Any, call: Call) -> tuple[torch.Tensor, float, float] | None:
-        """Loss, its value and its weight, from what loss() returned; None where it weighs nothing. Raises PipelineRaised,
-        NonFinite."""
-        return judged(returned, call.rows, call.where)
-
-    def judge_late(self, returned: Any, call: Call) -> tuple[torch.Tensor, float | torch.Tensor, float] | None:
-        """As `judge`, of a repetition. The loss is not looked at, and may be infinite or NaN, unless its weight is on the
-        device, too, for which this waits."""
-        if is_late(returned[1], returned[0]):
-            return judged(returned, call.rows, call.where)
-        loss, weight = mean_and_weight(returned, call.rows, call.where)
-        loss = loss.clone()  # the next repetition leaves another there
-        return None if weight == 0 else (loss, loss, weight)
-
-    def unjudged(self, returned: Any, call: Call) -> tuple[torch.Tensor, Any]:
-        """Loss and weight, without looking at any value. Raises PipelineRaised."""
-        return loss_and_weight(returned, call.rows, call.where)
-
     @contextmanager
     def evaluation(self, step: int, batch: int) -> Iterator[tuple[Call, Call]]:
         """Loss and metrics of a validation batch, to be called within the block, as `call` says; in which order, and that the
@@ -626,12 +636,6 @@ class PipelineAdapter:
             return metrics
         with naming("the metrics over all validation batches"):
             return self.pipeline.summarized(metrics)
-
-    def evaluated(self, call: Call, loss: Any, metrics: Any) -> tuple[list[str], list[float]]:
-        """As `evaluate`, from what the two calls have returned."""
-        mean, weight = mean_and_weight(loss, call.rows, call.where)
-        numbers = numbers_of(metrics, call.where)
-        return list(numbers), [mean.item(), weight, float(call.rows), *numbers.values()]
 
     def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
         """A new one over the model's parameters."""

@@ -17,16 +17,6 @@ NON_FINITE_REMEDY = (
 )
 
 
-def judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, float] | None:
-    """Loss, its value and its weight; None where it weighs nothing."""
-    loss, weight = mean_and_weight(returned, rows, where)
-    if weight == 0:
-        return None
-    mean = loss.item()
-    check_finite(mean, where)
-    return loss, mean, weight
-
-
 def check_finite(mean: float, where: str) -> None:
     """Raises NonFinite. mean: the loss of the micro-batch."""
     if not math.isfinite(mean):

@@ -128,7 +128,7 @@ class Stages:
                             messages.check_undrawn(seeded)
                     if links.is_last:
                         loss, metrics = values[0], values[1] if self._has_metrics else {}
-                        results.add(batch, *self._workload.evaluated(calls[0], loss, metrics))
+                        results.add(batch, *calls[0].evaluated(loss, metrics))
                 self._held.replica.check_shard()
                 self._held.replica.check_step()
             except OrchestratorError as error:
@@ -169,7 +169,7 @@ class Stages:
                     came = None if arrived is None else messages.activations(arrived, seeded)
                     _, leaves, metrics = self._stage.forward(calls[1].make, "metrics", came)
                     if links.is_last:
-                        results.add(batch, *self._workload.evaluated(calls[0], loss, metrics))
+                        results.add(batch, *calls[0].evaluated(loss, metrics))
                 replica.check_shard()
                 replica.check_step()
             except OrchestratorError as error:

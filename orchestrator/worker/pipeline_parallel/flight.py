@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from orchestrator.comm.pipeline_schedules import Task
-from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
+from orchestrator.worker.model.pipeline_adapter import Call
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators
 from orchestrator.worker.pipeline_parallel.replay import Record, Stage
@@ -38,14 +38,14 @@ class Flight:
         """Without its activations."""
         return replace(self, record=None, loss=None if self.loss is None else self.loss.detach())
 
-    def whole(self, stage: Stage, replica: Replica, workload: PipelineAdapter) -> Flight:
+    def whole(self, stage: Stage, replica: Replica) -> Flight:
         """With its activations, which are computed anew where they were not kept. Raises as a forward pass does."""
         if self.record is not None:
             return self
         replica.begin_shard()
         self.seeded.restore()
         record, _, value = stage.forward(self.call.make, "training", self.came)
-        judged = None if self.loss is None else workload.judge(value, self.call)
+        judged = None if self.loss is None else self.call.judged(value)
         return replace(self, record=record, loss=None if judged is None else judged[0])
 
 

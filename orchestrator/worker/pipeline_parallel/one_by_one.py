@@ -78,7 +78,7 @@ class _OneByOne:
                 seeded.restore()
                 record, _, value = stage.forward(call.make, "training", arrived[index])
                 if came is None:
-                    judged = self._workload.judge(value, call)
+                    judged = call.judged(value)
                     if judged is None:
                         return {}
                     record = record._replace(roots=[judged[0]])

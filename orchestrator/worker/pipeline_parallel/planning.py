@@ -152,16 +152,16 @@ class InStages:
             code="stages.other-gradient",
         )
 
-    def evaluated(self, batch: int) -> str:
-        return proof.told(*self._evaluated(batch))
+    def evaluated(self) -> str:
+        return proof.told(*self._evaluated())
 
-    def other_evaluation(self, batch: int) -> Inconsistent:
+    def other_evaluation(self) -> Inconsistent:
         with evaluation.in_eval_mode(self._workload.model), evaluation.restoring(self._replica):
             self._replica.begin_shard()
-            expected = self._workload.evaluate(-1, batch)
-        found = self._evaluated(batch)
+            expected = self._workload.evaluate(-1, 0)
+        found = self._evaluated()
         return Inconsistent(
-            f"cut into stages validation batch {batch} gives {found} and unsplit {expected}",
+            f"cut into stages validation batch 0 gives {found} and unsplit {expected}",
             _REMEDY,
             code="stages.other-evaluation",
         )
@@ -172,7 +172,7 @@ class InStages:
         if not workload.rows(step, shard):
             return None
         with self._split() as whole, workload.call(step, shard) as call:
-            judged = workload.judge(whole.forward(call.make), call)
+            judged = call.judged(whole.forward(call.make))
             if judged is None:
                 return None
             loss, mean, weight = judged
@@ -194,15 +194,15 @@ class InStages:
                 return str(slot.name)
         return "some parameter in some bit"
 
-    def _evaluated(self, batch: int) -> tuple[list[str], list[float]]:
+    def _evaluated(self) -> tuple[list[str], list[float]]:
         workload = self._workload
         with self._split() as whole, evaluation.in_eval_mode(workload.model), evaluation.restoring(self._replica):
             self._replica.begin_shard()
             has_metrics = defines(type(workload.pipeline), "metrics")
-            with workload.evaluation(-1, batch) as calls:
+            with workload.evaluation(-1, 0) as calls:
                 seeded = Generators.now()
                 loss = whole.forward(calls[0].make, "evaluation")
                 if has_metrics and not self.cuts.draws:
                     messages.check_undrawn(seeded)
                 metrics = whole.forward(calls[1].make, "metrics") if has_metrics else {}
-                return workload.evaluated(calls[0], loss, metrics)
+                return calls[0].evaluated(loss, metrics)

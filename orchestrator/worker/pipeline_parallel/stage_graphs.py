@@ -25,7 +25,7 @@ from orchestrator.numerics import streams
 from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.staging import Staging, taken_apart
 from orchestrator.worker.model.batch_place import BatchPlace
-from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
+from orchestrator.worker.model.pipeline_adapter import Call
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import WITHOUT, Recorder, reason, same_bits
 from orchestrator.worker.pipeline_parallel.border_values import (
@@ -73,11 +73,10 @@ class Recording:
         self,
         stage: Stage,  # whose passes they are
         replica: Replica,  # of this stage's part
-        workload: PipelineAdapter,  # gives the micro-batches and judges the loss
         staging: Staging,  # to where the stage computes
         like: Example,  # of the shape that is recorded
     ) -> None:
-        self._stage, self._replica, self._workload, self._staging = stage, replica, workload, staging
+        self._stage, self._replica, self._staging = stage, replica, staging
         self.key = _key(like.call, like.came)  # of the micro-batches that it serves
         self._call = like.call
         given = like.call.given
@@ -146,7 +145,7 @@ class Recording:
             self._record, self._leaves, value = self._stage.forward(on_places.make, "training", self._came)
         self._value = None
         if self._leaves is None:
-            loss, weight = self._workload.unjudged(value, call)
+            loss, weight = call.unjudged(value)
             self._record = self._record._replace(roots=[loss])
             self._value = loss.detach(), weight.detach() if isinstance(weight, torch.Tensor) else weight
 
@@ -175,13 +174,12 @@ class StageGraphs:
         recorder: Recorder,  # of the device
         stage: Stage,  # whose passes are recorded
         replica: Replica,  # of this stage's part
-        workload: PipelineAdapter,  # gives the micro-batches and judges the loss
         staging: Staging,  # to where the stage computes
         tell: Callable[[str], None],  # takes a line on what is computed eagerly
         why_not: str = "",  # why these passes cannot be recorded, where that is known; empty: it is tried
     ) -> None:
         self._recorder = recorder
-        self._parts = stage, replica, workload, staging
+        self._parts = stage, replica, staging
         self._tell = tell
         self._goes = True
         self._shapes: dict[Any, _Shape] = {}
@@ -221,7 +219,7 @@ class StageGraphs:
     def learn(self, step: int, under_way: int) -> None:
         """At the end of a step, in which so many micro-batches were under way at most: record what is new, and compare. Leaves
         gradients and buffers as they are."""
-        stage, replica, _, _ = self._parts
+        stage, replica, _ = self._parts
         examples, self._examples = self._examples, {}
         if not examples:
             return
@@ -269,19 +267,19 @@ class StageGraphs:
         return ""
 
     def _begin(self, example: Example) -> None:
-        stage, replica, _, _ = self._parts
+        stage, replica, _ = self._parts
         replica.begin_shard()
         for parameter in stage.parameters.values():
             parameter.grad = None
         _started(example).restore()
 
     def _eagerly(self, example: Example) -> _Outcome:
-        stage, _, workload, staging = self._parts
+        stage, _, staging = self._parts
         self._begin(example)
         record, leaves, returned = stage.forward(example.call.make, "training", example.came)
         value: Value = None
         if leaves is None:
-            value = workload.unjudged(returned, example.call)
+            value = example.call.unjudged(returned)
             record = record._replace(roots=[value[0]])
             value = value[0].detach(), value[1]
         used = None if example.behind is None else _used(example.behind, stage)
@@ -303,7 +301,7 @@ class StageGraphs:
         """The forward pass of another micro-batch, which leaves no trace but in memory of its own, and in what a device keeps
         for all recordings. torch's graphs have one memory for the seed. A backward pass that draws with a state which was kept
         in its forward pass, as activation checkpoints do, finds there the seed of the forward pass that was the last."""
-        _, replica, _, _ = self._parts
+        _, replica, _ = self._parts
         states, buffers = Generators.now(), replica.buffers()
         for generator in streams.torch_generators():
             generator.manual_seed(_ANOTHER)
@@ -318,7 +316,7 @@ class StageGraphs:
         value: Value,
         backward: Callable[[], Sequence[BorderValue | None]],
     ) -> _Outcome:
-        stage, replica, _, _ = self._parts
+        stage, replica, _ = self._parts
         forward, middle = Generators.now(), replica.buffers()
         kept = [] if value is None else [torch.as_tensor(each).clone() for each in value]
         onward = [] if leaves is None else [each.data for each in leaves.border_values]

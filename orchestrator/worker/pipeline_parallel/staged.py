@@ -152,7 +152,7 @@ class HostedStage:
         elif "training" in self._cuts.apart:
             why_not = "loss() does not call the model"
         tell = self._services.tell_slower
-        return StageGraphs(device.recorder, self._stage, replica, workload, device.staging, tell, why_not)
+        return StageGraphs(device.recorder, self._stage, replica, device.staging, tell, why_not)
 
     def _first_state(self, values: dict[str, Any], transforms: State) -> TrainingState:
         """As `StageState.capture` gave it before the first step. The whole model is made for it."""

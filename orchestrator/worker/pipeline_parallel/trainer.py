@@ -56,7 +56,7 @@ class StageParts:
 
     stage: Stage  # computes forward and backward passes
     stages: int  # how many the model is cut into
-    workload: PipelineAdapter  # gives the micro-batches and judges the loss
+    workload: PipelineAdapter  # gives the micro-batches
     replica: Replica  # of this stage's part
     layout: PartLayout  # of this part within the layout of the whole
     counters: tuple[int, ...]  # where its counters stand among those of the whole model
@@ -197,8 +197,8 @@ class StageTrainer:
                         leaves, value = recording.forward(call, came)
                     buffers = parts.replica.buffers()
                     flight = Flight(record, call, came, Generators.now(), seeded, buffers, recording=recording)
-                    judge = parts.workload.judge if recording is None else parts.workload.judge_late
-                    if leaves is None and (judged := judge(value, call)) is not None:
+                    judge = call.judged if recording is None else call.judged_late
+                    if leaves is None and (judged := judge(value)) is not None:
                         flight = replace(flight, loss=judged[0], weight=judged[2])
                         tally.losses[shard] = judged[1]
                 parts.replica.check_shard(buffers=recording is None)
@@ -234,7 +234,7 @@ class StageTrainer:
         assert (arrived is None) == (behind is None)
         recording = flight.recording
         if recording is None or not recording.fits(behind):
-            flight, recording = flight.whole(parts.stage, replica, parts.workload), None
+            flight, recording = flight.whole(parts.stage, replica), None
         parameters = parts.stage.parameters
         for parameter in parameters.values():
             parameter.grad = None

@@ -227,7 +227,7 @@ def _given(batch: Any) -> Given:
 def test_what_was_given_up_is_computed_eagerly_from_the_next_step_on() -> None:
     told: list[str] = []
     nothing: Any = None
-    graphs = stage_graphs.StageGraphs(Retracer(), nothing, nothing, nothing, nothing, told.append)
+    graphs = stage_graphs.StageGraphs(Retracer(), nothing, nothing, nothing, told.append)
     call = Call(lambda: None, nullcontext, 1, "", _given(torch.ones(2)))
     recording: Any = SimpleNamespace(key=stage_graphs._key(call, None))
     graphs._shapes[recording.key] = stage_graphs._Shape([recording], {0, 1})
