@@ -67,7 +67,7 @@ OF_TORCH = {
     "worker/model/replica.py": "whether a parameter was changed",
     "worker/model/shard_graphs.py": "memory of a capture that failed",
     "worker/pipeline_parallel/fake_tensors.py": "a parameter that is no tensor of numbers",
-    "worker/pipeline_parallel/planning.py": "whether a parameter has hooks",
+    "worker/pipeline_parallel/planning.py": "whether parameters and modules have hooks, and a tensor was changed",
     "worker/pipeline_parallel/replay.py": "where modules hold a tensor",
 }
 AROUND = {

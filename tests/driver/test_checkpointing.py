@@ -85,7 +85,9 @@ def test_a_part_that_could_not_be_written_is_told_and_harms_no_other_checkpoint(
     assert [saving.heard(entry) is not None for entry in parts(folder, 8, 0)] == [False, True]
 
 
-def test_a_checkpoint_with_a_part_that_failed_is_begun_again_behind_its_generation(folder: Path, saving: Saving) -> None:
+def test_a_checkpoint_with_a_part_that_failed_is_begun_again_behind_its_generation(
+    folder: Path, saving: Saving
+) -> None:
     """The card of a member fails while it writes: it tells that, and is lost."""
     (written, _) = parts(folder, 5, 0)
     failed = {"event": "part_failed", "step": 5, "generation": 0, "part": 1, "parts": 2, "why": "the card has failed"}

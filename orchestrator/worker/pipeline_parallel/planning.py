@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
+from orchestrator.numerics.staging import taken_apart
 from orchestrator.pipeline import defines, naming
 from orchestrator.worker.admission import proof
 from orchestrator.worker.between_steps import evaluation
-from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Generators
@@ -23,6 +24,7 @@ from orchestrator.worker.pipeline_parallel.survey import Survey, survey
 from orchestrator.worker.pipeline_parallel.whole import WholeModel
 
 _REMEDY = "let stages begin elsewhere, by stages(self, model) of the pipeline, or set cluster.stages=1"
+_A_COPY = "have loss() change a copy of its batch, such as dict(batch) or batch[0].clone()"
 
 
 def plan_stages(workload: PipelineAdapter, replica: Replica, stages: int) -> Cuts:
@@ -71,6 +73,12 @@ def surveyed(workload: PipelineAdapter, replica: Replica, *, keeps: bool = False
                 surveys["metrics"] = survey(workload.model, calls[1].make)
     replica.begin_shard()
     return surveys
+
+
+def _as_it_is(batch: Any) -> Any:
+    """To be compared before and after a call; None of a batch of other things than tensors in lists, tuples and dicts."""
+    apart = taken_apart(batch)
+    return None if apart is None else (apart[1], [(id(tensor), tensor._version) for tensor in apart[0]])
 
 
 def _of(named: Sequence[str], stages: int) -> list[str]:
@@ -124,6 +132,7 @@ class InStages:
     def __init__(self, workload: PipelineAdapter, replica: Replica, stages: int) -> None:
         self._workload, self._replica, self._stages = workload, replica, stages
         self.seconds = [0.0] * stages  # that each stage has taken
+        self._changed = False  # whether loss() has changed the batch, with which the next stage begins it again
 
     @cached_property
     def cuts(self) -> Cuts:
@@ -148,7 +157,7 @@ class InStages:
         return Inconsistent(
             f"cut into {self.cuts.stages} stages at {', '.join(self.cuts.borders)} the model computes another gradient of "
             f"{tensor} than unsplit",
-            _REMEDY,
+            f"{_A_COPY}; or {_REMEDY}" if self._changed else _REMEDY,
             code="stages.other-gradient",
         )
 
@@ -171,13 +180,34 @@ class InStages:
         workload = self._workload
         if not workload.rows(step, shard):
             return None
-        with self._split() as whole, workload.call(step, shard) as call:
+        with self._split() as whole, workload.call(step, shard) as call, self._batch_watched(call):
             judged = call.judged(whole.forward(call.make))
             if judged is None:
                 return None
             loss, mean, weight = judged
             whole.backward(loss)
         return mean, weight
+
+    @contextmanager
+    def _batch_watched(self, call: Call) -> Iterator[None]:
+        """Note whether the batch is changed within the block, and say so where that raises."""
+        assert call.given is not None
+        batch, raised = call.given.batch, None
+        before = _as_it_is(batch)
+        try:
+            yield
+        except Exception as error:
+            raised = error
+        self._changed = self._changed or _as_it_is(batch) != before
+        if raised is None:
+            return
+        if not self._changed or isinstance(raised, OrchestratorError):
+            raise raised
+        raise PipelineRaised(
+            f"loss() ({call.where}) changes its batch, with which a later stage begins it again: {raised}",
+            _A_COPY,
+            code="stages.batch-changed",
+        ) from raised
 
     def _differing(self, shard: int) -> str:
         """The first tensor of the layout that comes out differently."""

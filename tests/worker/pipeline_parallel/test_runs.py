@@ -311,6 +311,20 @@ class HookedTied(Deep):
         return ["2"]
 
 
+class ScalesItsBatch(Deep):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        batch[0].mul_(1.5)
+        return super().loss(model, batch)
+
+
+class TakesFromItsBatch(Deep):
+    def collate(self, items: Any) -> list[Any]:
+        return [*super().collate(items)]
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, (batch[0], batch.pop() if model.training else batch[1]))
+
+
 class HookedBackward(Deep):
     def model(self) -> nn.Module:
         model = super().model()
@@ -319,6 +333,8 @@ class HookedBackward(Deep):
 
 
 REFUSED = {
+    ScalesItsBatch: ("stages.batch-changed", "step 0, shard 0"),
+    TakesFromItsBatch: ("stages.batch-changed", "step 0, shard 0"),
     HookedBackward: ("stages.backward-hook", "'1'"),
     pipelines.Small: ("stages.not-cut", ""),
     pipelines.Packed: ("stages.output-needed", "gru"),
