@@ -1,7 +1,7 @@
 """The part of `doctor` about GPUs: what each is, and what was tried on it. Nothing of a GPU is asked in this process.
 
-`nvidia-smi` has 10 s for its answer, and each step of `worker/card_trial.py` 30 s, since the first one on a card starts CUDA
-and reads the compiler from the disk. A process that does not answer is left behind.
+`nvidia-smi` has a minute for its answer, and each step of `worker/card_trial.py` 30 s, since the first one on a card starts
+CUDA and reads the compiler from the disk. A process that does not answer is left behind.
 """
 
 from __future__ import annotations

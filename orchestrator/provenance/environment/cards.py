@@ -17,7 +17,9 @@ from orchestrator.common import card_faults
 from orchestrator.common.asking import ask
 
 PROGRAM: Final = "nvidia-smi"
-LIMIT_S: Final = 10.0
+# The tool sets up one card after the other, each for seconds, if nothing keeps the driver loaded (nvidia-persistenced).
+LIMIT_S: Final = 60.0
+_MEASURE_S: Final = 10.0  # of a card on which somebody computes
 BUS: Final = Path("/proc/driver/nvidia/gpus")  # a folder for each card, lost ones too, named by its place on the bus
 LOST: Final = "gpu.fell-off"
 _FACTS: Final = (
@@ -97,7 +99,7 @@ def look(limit_s: float = LIMIT_S) -> Seen:
     return Seen(found, lost)
 
 
-def measure(card: str, limit_s: float = LIMIT_S) -> dict[str, float]:
+def measure(card: str, limit_s: float = _MEASURE_S) -> dict[str, float]:
     """Ask a card for its utilization (from 0 to 1), memory in use, temperature and power; a MIG device tells nothing. It
     alone is asked, as another one may be lost. card: its UUID. Raises CardsUnknown, and FileNotFoundError without the tool."""
     if not card.startswith("GPU-"):
