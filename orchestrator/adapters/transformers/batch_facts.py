@@ -33,6 +33,11 @@ def noted(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {**batch, _MASKS_NOTHING: bool(mask.all())}
 
 
+def plain(batch: Any) -> Any:
+    """The batch without that entry."""
+    return {key: part for key, part in batch.items() if key != _MASKS_NOTHING} if isinstance(batch, Mapping) else batch
+
+
 class Facts(NamedTuple):
     """The known facts of a batch. mask: on the device, None if it is not known whether it masks anything."""
 

@@ -78,9 +78,12 @@ class Model(Pipeline):
 
     def collate(self, items: Sequence[Any]) -> Any:
         batch = collating.batch_of(items, self._collator, self._taken)
-        # A class that has its own loss or metrics gives the model the batch as it finds it.
-        is_own = (type(self).loss, type(self).metrics) != (Model.loss, Model.metrics)
+        # A class that has one of these itself gives the model the batch as it finds it.
+        is_own = any(getattr(type(self), name) is not getattr(Model, name) for name in ("loss", "metrics", "example"))
         return batch if is_own or not isinstance(batch, Mapping) else batch_facts.noted(batch)
+
+    def example(self, batch: Any) -> Any:
+        return super().example(batch_facts.plain(batch))
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
         """With the number of labels that count as its weight, where the loss is a mean over these."""

@@ -19,7 +19,8 @@ _EXACT = frozenset(
     """
     abs add alias all any arange as_strided bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_max clamp_min clone
     constant_pad_nd copy copysign detach div empty empty_like empty_strided eq equal expand eye fill flip floor full full_like
-    fused_dropout ge gt index_select is_same_size isnan isinf isfinite le lift lift_fresh linspace logical_and logical_not
+    fused_dropout ge gt index_select is_same_size is_set_to isnan isinf isfinite le
+    lift lift_fresh linspace logical_and logical_not
     logical_or lt masked_fill max maximum min minimum mul narrow ne neg new_empty new_empty_strided new_full new_ones new_zeros
     ones ones_like permute relu repeat resize round rsub scalar_tensor select select_backward set slice slice_backward split
     split_with_sizes squeeze stack sub t threshold_backward to transpose tril triu unbind unsqueeze view view_as_complex
