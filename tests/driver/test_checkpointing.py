@@ -91,19 +91,20 @@ def test_a_checkpoint_with_a_part_that_failed_is_begun_again_behind_its_generati
     """The card of a member fails while it writes: it tells that, and is lost."""
     (written, _) = parts(folder, 5, 0)
     failed = {"event": "part_failed", "step": 5, "generation": 0, "part": 1, "parts": 2, "why": "the card has failed"}
+    given_up = []
     for entry in (written, failed):
         saving.heard(entry)
-    assert not saving.given_up  # by the next step the disk would still be full
+    given_up.append(saving.given_up)  # not yet: by the next step a full disk would still be full
     saving.generation_ended()
-    assert saving.given_up
+    given_up.append(saving.given_up)
     saving.given_up = False
     saving.generation_ended()
-    assert not saving.given_up
+    given_up.append(saving.given_up)
     saving.heard({**failed, "generation": 2})
     for entry in parts(folder, 6, 2):
         saving.heard(entry)
     saving.generation_ended()
-    assert not saving.given_up
+    assert [*given_up, saving.given_up] == [False, True, False, False]
 
 
 def test_without_a_place_nothing_is_saved() -> None:
