@@ -18,6 +18,7 @@ from itertools import pairwise
 from math import comb
 from typing import Any, NamedTuple
 
+from orchestrator.errors import few
 from orchestrator.records.trace import Line
 from orchestrator.records.verdict import Divergence, divergence_text, first_divergence, worded
 
@@ -173,8 +174,7 @@ def _divergence(step: int, what: str, expected: str, got: str | None) -> Diverge
 
 def _named(segments: Sequence[Segment]) -> str:
     """By their first and their last step."""
-    shown = ", ".join(f"{each.first}-{each.end - 1}" for each in segments[:_NAMED])
-    return shown + (f" and {len(segments) - _NAMED} more" if segments[_NAMED:] else "")
+    return few([f"{each.first}-{each.end - 1}" for each in segments], _NAMED)
 
 
 def _others(parts: Sequence[AuditedSegment]) -> str:

@@ -26,7 +26,7 @@ from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.reservation import Node, living_nodes
 from orchestrator.cluster.sessions import environment
 from orchestrator.common.tested_versions import RAY
-from orchestrator.errors import ClusterUnavailable, OrchestratorError
+from orchestrator.errors import ClusterUnavailable, OrchestratorError, few
 
 _LOOK_S = 0.5
 _SHOWN = 3
@@ -66,7 +66,7 @@ def prepare_workspaces(project: Project, nodes: Iterable[Node], say: Callable[[s
     workspaces = dict.fromkeys(every, in_place)
     if carried:
         for node in carried:
-            say(f"note: carrying code and data to node {every[node].name}: {_shown(wrong[node])}")
+            say(f"note: carrying code and data to node {every[node].name}: {few(wrong[node], _SHOWN)}")
         copy = copied(project, carried.values())
         there = _survey(project, carried.values(), copy)
         _refuse({node: _wrong(expected, there[node]) for node in carried}, every)
@@ -92,7 +92,7 @@ def unlike(project: Project, node_id: str) -> str | None:
         project, [node], Workspace(str(project.path), {"env_vars": environment.of_workers(project.variables)})
     )
     problems = _wrong(expected, found[node.id])
-    return f"node {node.name}: {_shown(problems)}" if problems else None
+    return f"node {node.name}: {few(problems, _SHOWN)}" if problems else None
 
 
 class LateWorkspaces:
@@ -159,7 +159,7 @@ def _wrong(expected: Tree, found: Tree | RayError) -> list[str]:
 
 def _refuse(problems: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> None:
     """Raises ClusterUnavailable when any node has a problem."""
-    listed = [f"node {nodes[node].name}: {_shown(found)}" for node, found in problems.items() if found]
+    listed = [f"node {nodes[node].name}: {few(found, _SHOWN)}" for node, found in problems.items() if found]
     if listed:
         raise ClusterUnavailable(
             f"not every node is like this one: {'; '.join(listed)}",
@@ -238,7 +238,3 @@ def _upload(project: Project, nodes: Iterable[Node]) -> str:
         quiet = logging.getLogger("ray")
         sent = upload_working_dir_if_needed({"working_dir": str(package)}, include_gitignore=False, logger=quiet)
     return str(sent["working_dir"])
-
-
-def _shown(problems: list[str]) -> str:
-    return ", ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")

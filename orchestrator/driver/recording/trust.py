@@ -22,6 +22,7 @@ from orchestrator.config.settings import kept, shown, sources
 from orchestrator.driver.preflight.others import Untrusted, is_own, whose
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.console import plain
+from orchestrator.errors import few
 from orchestrator.provenance.environment import packages
 from orchestrator.provenance.tracking import Past
 from orchestrator.records.input_audit import settable
@@ -59,16 +60,16 @@ class WouldExecute:
             "pipeline": self.names[0],
             "other code named by settings": ", ".join(self.names[1:]),
             "code": f"tree {self.tree}, made from commit {self.commit or 'none'}",
-            "modules of its code": _list(self.modules),
-            "modules from elsewhere": _list(self.elsewhere),
-            "folders searched for modules": _list(self.search_path),
+            "modules of its code": few(self.modules, _SHOWN),
+            "modules from elsewhere": few(self.elsewhere, _SHOWN),
+            "folders searched for modules": few(self.search_path, _SHOWN),
             **(
-                {"packages that would be installed": _list(self.installs)}
+                {"packages that would be installed": few(self.installs, _SHOWN)}
                 if self.installs
-                else {"packages, recorded -> here": _list(self.packages)}
+                else {"packages, recorded -> here": few(self.packages, _SHOWN)}
             ),
             "variables": ", ".join(f"{name}={value}" for name, value in self.variables.items()),
-            "data": _list([f"{path} ({md5})" for path, md5 in self.data.items()]),
+            "data": few([f"{path} ({md5})" for path, md5 in self.data.items()], _SHOWN),
             "weights at the start": self.initial,
             "stages of DVC": "; ".join(self.stages),
         }
@@ -170,8 +171,3 @@ def _differing(recorded: dict[str, str]) -> list[str]:
         for name, version in sorted(recorded.items())
         if here.get(name) != version and name != _OURS
     ]
-
-
-def _list(found: Sequence[str]) -> str:
-    more = f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""
-    return ", ".join(found[:_SHOWN]) + more

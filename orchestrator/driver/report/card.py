@@ -31,6 +31,7 @@ from orchestrator.driver.report.page import (
     flat,
     markdown,
 )
+from orchestrator.errors import few
 from orchestrator.records import files_read
 
 _STORE = f"sqlite:///{NAME}/mlflow.db"  # the project's own, seen from its folder
@@ -182,7 +183,7 @@ def _code(code: Mapping[str, Any]) -> list[Block]:
         "commit": code.get("origin") or "none yet",
         "tree": code.get("tree"),
         "folder": code.get("project") or "the top of the repository",
-        "not committed": _some(changed) if changed else "nothing",
+        "not committed": few(changed, _LISTED) if changed else "nothing",
     }
     restores = "`code.bundle` restores it into any repository; `code.patch` is what differs from the commit."
     return [Facts(rows), Text(restores)]
@@ -222,13 +223,12 @@ def _profile(profile: Mapping[str, Any]) -> list[Block]:
         [part, *(str(told.get(name, "")) for name in names)] for part, told in (profile.get("fields") or {}).items()
     ]
     counted = profile.get("classes") or {}
-    classes = ", ".join(f"{label}: {count}" for label, count in list(counted.items())[:_LISTED])
-    more = f" and {len(counted) - _LISTED} more" if len(counted) > _LISTED else ""
+    classes = few([f"{label}: {count}" for label, count in counted.items()], _LISTED)
     facts = {
         "samples": profile.get("length"),
         "read for this profile": profile.get("sampled"),
         "files read for it": "{} of {}".format(*profile["of_files"]) if profile.get("of_files") else None,
-        "labels": f"{classes}{more}" if counted else None,
+        "labels": classes if counted else None,
     }
     return [Heading("Training data"), Facts(facts), Grid(["part of a sample", *names], rows)]
 
@@ -312,7 +312,7 @@ def _checklist(contents: CardContents) -> Grid:
     inputs, code = contents.data.get("inputs", []), contents.code
     kept = [item["path"] for item in inputs if not (item.get("as_recorded") or item.get("in_code"))]
     data = "no inputs are declared" if not inputs else "yes, each by its md5"
-    data = f"no: {_some(kept)} is kept by neither DVC nor git" if kept else data
+    data = f"no: {few(kept, _LISTED)} is kept by neither DVC nor git" if kept else data
     same = next((sentence for sentence in contents.said if sentence.startswith("the same digest")), None)
     other = next((sentence for sentence in contents.said if sentence.startswith("ALARM")), None)
     rows = [
@@ -368,7 +368,3 @@ def _command(contents: CardContents, *arguments: str) -> Code:
 def _shown(pictures: Iterable[Path], *stems: str) -> list[Block]:
     found = {file.stem: file for file in pictures}
     return [Picture(found[stem], _CAPTIONS[stem]) for stem in stems if stem in found]
-
-
-def _some(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:_LISTED]) + (f" and {len(paths) - _LISTED} more" if paths[_LISTED:] else "")

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestrator.errors import few
 from orchestrator.provenance.tracking import names, outbox
 from orchestrator.provenance.tracking.client import Dataset, Metric, Param, RunTag
 from orchestrator.provenance.tracking.models import ModelFolder, ModelLog, Registration
@@ -205,8 +206,8 @@ class Tracker:
         renamed = [f"{name!r} is {key}" for name, key in list(self._renamed.items())[self._told[1] :]]
         refused = self.refused[self._told[0] :]
         self._told = len(self.refused), len(self._renamed)
-        found = [f"MLflow takes other names: there {_listed(renamed)}"] if renamed else []
-        return [*found, *([f"MLflow refuses {_listed(refused)}; all else is there"] if refused else [])]
+        found = [f"MLflow takes other names: there {few(renamed, _SHOWN)}"] if renamed else []
+        return [*found, *([f"MLflow refuses {few(refused, _SHOWN)}; all else is there"] if refused else [])]
 
     def _key(self, name: str) -> str:
         """The name in MLflow. The whole of a name that is too long stands in a tag."""
@@ -336,8 +337,3 @@ def _named(item: Item) -> str:
         case {"artifact": [name, _]}:
             return f"artifact {name}"
     return next(iter(item))
-
-
-def _listed(found: list[str]) -> str:
-    more = f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""
-    return ", ".join(found[:_SHOWN]) + more
