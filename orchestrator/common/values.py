@@ -395,13 +395,16 @@ def sized(size_bytes: float) -> str:
     return f"{size_bytes:.0f} bytes"
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-    """Rows of cells as text in columns: the first so many begin at the left, the others end at the right."""
+def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> str:
+    """Rows of cells as text in columns: the first so many begin at the left, the others end at the right. All begin at the
+    left if no number is given."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = enumerate(zip(row, widths, strict=True))
-        padded = (cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in cells)
+        padded = (
+            cell.ljust(width) if left is None or place < left else cell.rjust(width) for place, (cell, width) in cells
+        )
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 

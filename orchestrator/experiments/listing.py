@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.common.values import aligned
 from orchestrator.driver.folders import NAME, RunFolder, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.terminal import console
@@ -98,10 +99,7 @@ def table(runs: Sequence[Past], shown: Sequence[str] = USUAL) -> str:
     _check_names(runs, shown)
     rows: list[tuple[str, ...]] = [tuple(shown)]
     rows += [tuple(console.plain(cell(past, name)) for name in shown) for past in runs]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(shown))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return aligned(rows)
 
 
 def cell(past: Past, name: str) -> str:

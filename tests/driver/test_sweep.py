@@ -207,8 +207,8 @@ def test_the_best_comes_first() -> None:
         {"number": n, "value": value, "status": status, "run_id": "r", "digest": "d", "settings": {"a": n}}
         for n, (value, status) in enumerate([(2.0, "finished"), (1.0, "pruned"), (None, "failed"), (3.0, "finished")])
     ]
-    assert [line.split()[0] for line in ranked(trials, "minimize")] == ["trial", "0", "3"]
-    assert [line.split()[0] for line in ranked(trials, "maximize")] == ["trial", "3", "0"]
+    assert [line.split()[0] for line in ranked(trials, "minimize").splitlines()] == ["trial", "0", "3"]
+    assert [line.split()[0] for line in ranked(trials, "maximize").splitlines()] == ["trial", "3", "0"]
 
 
 @pytest.mark.slow

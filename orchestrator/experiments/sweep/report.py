@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from textwrap import indent
 from typing import Any
 
+from orchestrator.common.values import aligned
 from orchestrator.errors import OrchestratorError, Status, ending, status_of
 from orchestrator.experiments.search.asking import best
 from orchestrator.experiments.search.described import Sweep
@@ -100,10 +102,6 @@ def summary_of_whole(described: Sweep, report: SweepReport) -> str:
         span = f" ({_short(min(of_members))} to {_short(max(of_members))})" if of_members else ""
         halves = (_short(whole[half].get(name)) for half in ("agreed", "disagreed"))
         rows.append((name, f"{_short(whole['mean_of_members'][name])}{span}", _short(value), *halves))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = [
-        "  " + "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
     chosen = f"; weights chosen on {whole['chosen_on']} others" if whole["chosen_on"] else ""
     unit = " nats" if ensemble.output == "logits" else ""
     disagreement = "" if whole["disagreement"] is None else f", disagreement {whole['disagreement']:.4g}{unit}"
@@ -111,7 +109,7 @@ def summary_of_whole(described: Sweep, report: SweepReport) -> str:
         [
             f"{described.settings.run.name or described.kind}: {ensemble.members} members, judged by {whole['samples']} "
             f"validation samples{chosen}{disagreement}",
-            *table,
+            indent(aligned(rows), "  "),
             f"  weights  {', '.join(f'{weight:.3g}' for weight in whole['weights'])}",
             f"  digest   {whole['digest']}",
             f"  model    .orchestrator/{report.sweep_id}/model/, in MLflow the model of run {report.sweep_id}",

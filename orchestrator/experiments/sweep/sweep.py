@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Literal
 
 from orchestrator.cluster.sessions import RaySession
@@ -246,7 +247,7 @@ def _draw(described: Sweep, record: SweepRecord, report: SweepReport) -> str | N
 def _summary(described: Sweep, report: SweepReport) -> str:
     best_one = report.best
     assert best_one is not None
-    table = "\n".join(f"  {line}" for line in ranked(report.trials, described.direction))
+    table = indent(ranked(report.trials, described.direction), "  ")
     return (
         f"{described.settings.run.name or 'sweep'}: {len(report.trials)} trials; the best is trial {best_one['number']}, "
         f"{described.metric} {best_one['value']:.6g} ({show_point(best_one['settings'])})\n{table}\n"

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from orchestrator.common.values import aligned
 from orchestrator.driver.terminal.console import people
 from orchestrator.experiments.search.outlook import TrialRung
 
 _DRAWN_EVERY_S = 0.2
+_RANKED = 10  # trials in the table of the best
 _WARNINGS = ("warning:", "ALARM")
 
 
@@ -72,9 +74,8 @@ def table(seen: Seen, width: int) -> list[str]:
         rows.append(
             (str(row.number), f"{row.done}/{row.steps}" if row.steps else "starting", loss, show_point(row.point))
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [line[:width] for line in [*(lines if seen.running else []), summary(seen)]]
+    lines = aligned(rows).split("\n") if seen.running else []
+    return [line[:width] for line in [*lines, summary(seen)]]
 
 
 def summary(seen: Seen) -> str:
@@ -200,8 +201,8 @@ class TrialDisplay:
         pass
 
 
-def ranked(trials: Sequence[Mapping[str, Any]], direction: str, most: int = 10) -> list[str]:
-    """The best trials of a report as lines of a table."""
+def ranked(trials: Sequence[Mapping[str, Any]], direction: str) -> str:
+    """The best trials of a report as a table."""
     whole = [each for each in trials if each["value"] is not None and each["status"] == "finished"]
     sign = 1 if direction == "minimize" else -1
     whole.sort(key=lambda each: (sign * each["value"], each["number"]))
@@ -214,10 +215,9 @@ def ranked(trials: Sequence[Mapping[str, Any]], direction: str, most: int = 10) 
             str(each["digest"])[:12],
             show_point(each["settings"]),
         )
-        for each in whole[:most]
+        for each in whole[:_RANKED]
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned(rows)
 
 
 def _short(value: Any) -> str:
