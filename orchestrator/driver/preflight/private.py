@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from orchestrator.config.plan import Privacy
 from orchestrator.config.settings import Settings
-from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.folders import RunFolder, read_json
 from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, coded
 from orchestrator.optim.privacy import secret
 from orchestrator.optim.privacy.accounting import Accountant
@@ -55,7 +55,7 @@ def of_record(settings: Settings, files: RunFolder, run_id: str) -> Secret | Non
 
 def commitment_in(files: RunFolder) -> str | None:
     """The commitment to the secret that a run began with; None for a run without noise."""
-    found: str | None = _read(files.privacy).get("commitment")
+    found: str | None = read_json(files.privacy).get("commitment")
     return found
 
 
@@ -68,7 +68,7 @@ class Private:
         self._facts = facts
         self._keys: tuple[str, Keys] | None = None
         self._accountant = Accountant(privacy.noise, privacy.rate, privacy.delta)
-        _write(files.privacy, {**_read(files.privacy), "commitment": secret.commitment})
+        _write(files.privacy, {**read_json(files.privacy), "commitment": secret.commitment})
 
     def keys(self, run_manifest: Mapping[str, Any]) -> Keys:
         """Bound to all that the run is made of. Raises NotRerunnable where that has changed since it began."""
@@ -77,7 +77,7 @@ class Private:
         about = canonical({**self._facts, "workers": found, "environment": bits})
         bound = hashlib.sha256(about.encode()).hexdigest()
         if self._keys is None or self._keys[0] != bound:
-            recorded = _read(self._files.privacy)
+            recorded = read_json(self._files.privacy)
             if recorded.get("bound_to", bound) != bound:
                 raise NotRerunnable(
                     "what this run is made of has changed since it began (its environment, or data that data.inputs does not "
@@ -118,10 +118,6 @@ def unbound(settings: Settings, obstacles: list[str]) -> OrchestratorError | Non
         "noise is bound to the code that is recorded, so that other code never meets the same noise; mend this first",
         code="privacy.unrecorded-code",
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

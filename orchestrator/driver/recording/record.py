@@ -73,8 +73,8 @@ class Contents:
 
 
 class Record:
-    """The record of one run, opened by `open_record` or `reopen_record`. `journal`, `trace` and `rests` are appended while it
-    runs."""
+    """The record of one run, opened by `open_record` or `reopen_record`. `journal`, `trace` and `barriers` are appended
+    while it runs."""
 
     def __init__(
         self,
@@ -93,7 +93,9 @@ class Record:
         self._redactor = redactor(settings)
         self.journal = LineFile(files.journal, self._redactor.text)
         self.trace = LineFile(files.trace)
-        self.barriers = None if resolve(settings).lockstep else LineFile(files.barriers)  # None in lockstep
+        self._settings = settings
+        self._plan = resolve(settings)
+        self.barriers = None if self._plan.lockstep else LineFile(files.barriers)  # None in lockstep
         self._seals = {"trace": Seal(self.trace, of_trace)}
         if self.barriers is not None:
             self._seals["rests"] = Seal(self.barriers, of_barriers)
@@ -103,7 +105,6 @@ class Record:
         # The `profile` of the training data and their `partition`, as far as a worker could tell them.
         self.described: Mapping[str, Any] = {}
         self.answers: Mapping[str, Any] = UNTRIED
-        self._settings = settings
         self._inputs = contents.inputs
         self._said: list[str] = []
         self.served_told: str | None = None  # why the model answers all at once, as it was said at the start
@@ -155,28 +156,26 @@ class Record:
     @property
     def memory(self) -> str | None:
         """How much memory a worker needs, in words, once that is known."""
-        from orchestrator.worker import strategies as executions  # a launch would wait for all that it imports
+        from orchestrator.worker import strategies  # a launch would wait for all that it imports
 
-        return executions.sentence(self.run_manifest, resolve(self._settings))
+        return strategies.sentence(self.run_manifest, self._plan)
 
     def needed_at_once(self, generation: Generation) -> list[int]:
         """By rank, the bytes of its GPU that a member needs beside activations, for certain; empty where nobody knows."""
-        from orchestrator.worker import strategies as executions  # as above
+        from orchestrator.worker import strategies  # as above
 
-        begin, schedule, plan = generation.begin, generation.schedule, resolve(self._settings)
+        begin, schedule = generation.begin, generation.schedule
         if "parameters" not in begin.run_manifest:
             return []
-        of_workers = executions.needed_at_once(begin.run_manifest, plan, schedule, begin.stages)
-        return [*of_workers, *executions.needed_by_servers(begin.run_manifest, plan, schedule)]
+        of_workers = strategies.needed_at_once(begin.run_manifest, self._plan, schedule, begin.stages)
+        return [*of_workers, *strategies.needed_by_servers(begin.run_manifest, self._plan, schedule)]
 
     def needed_by_a_spare(self, generation: Generation) -> int:
         """Likewise, of a worker that is ready and has no place; 0 where nobody knows."""
-        from orchestrator.worker import strategies as executions  # as above
+        from orchestrator.worker import strategies  # as above
 
         run_manifest = generation.begin.run_manifest
-        return (
-            executions.needed_by_a_spare(run_manifest, resolve(self._settings)) if "parameters" in run_manifest else 0
-        )
+        return strategies.needed_by_a_spare(run_manifest, self._plan) if "parameters" in run_manifest else 0
 
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
         """Record what the user's code has read in a process of a worker. Returns the obstacles to a rerun and the notes that
@@ -383,7 +382,7 @@ class Record:
 
     def _put_card(self, outcome: RunOutcome) -> None:
         contents = self._card(outcome)
-        on = Layout(layout(resolve(self._settings)), len(outcome.recoveries))
+        on = Layout(layout(self._plan), len(outcome.recoveries))
         self.tracker.tag(description.TAG, self._redactor.text(description.description(contents, on)))
         page = cleaned(card.page(contents), self._redactor.text)
         put(self.files.card, markdown(page))

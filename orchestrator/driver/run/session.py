@@ -7,14 +7,15 @@ All decisions are made by `controller.controller.decide`, and all numbers come f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from orchestrator.cluster.actors import card_failure
-from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
+from orchestrator.cluster.actors.members import MemberMessage, Members
 from orchestrator.cluster.actors.post_mortem import PostMortem
+from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
@@ -54,28 +55,6 @@ _TWO_WAYS = (
     "otherwise, and check.every=1 names the two; otherwise this is a fault of orchestrator"
 )
 _LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
-
-
-class ActorSlots(Protocol):
-    """The slots in which members are started."""
-
-    def take(self, member: int, role: events.Role) -> ActorPlacement:
-        """The slot for a new member."""
-
-    def has_copy(self, member: int) -> bool:
-        """Whether the member works in a copy of the project."""
-
-    def leave(self, member: int) -> None:
-        """The member is gone, and its slot is free again."""
-
-    def avoid(self, nodes: Collection[str]) -> None:
-        """Nobody is started on these nodes any more."""
-
-    def computes_on(self, member: int, card: str) -> None:
-        """The member has told the UUID of its GPU."""
-
-    def avoid_cards(self, cards: Collection[str]) -> None:
-        """Nobody is started on these GPUs any more where there is room on others."""
 
 
 NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
@@ -337,17 +316,14 @@ class Session:
             error = from_dict(answer["failed"])
             if of_card := _of_card(member, answer):
                 self._decide(of_card)
-                return
-            if self._state.generation is None:
+            elif self._state.generation is None:
                 self._decide(events.Failed(member, error))
-                return
-            self._kill(member, error.message)  # it would keep its place, and may be unable to end
-            self._decide(events.StartFailed(member, error.message))
+            else:
+                self._refuse(member, error.message)  # it would keep its place, and may be unable to end
             return
         unfit = None if self._actor_slots.has_copy(member) else self._node_check(answer["node"])
         if unfit is not None:
-            self._kill(member, unfit)
-            self._decide(events.StartFailed(member, unfit))
+            self._refuse(member, unfit)
             return
         if self._was_read(answer.get("reads", {})):
             return
@@ -404,6 +380,10 @@ class Session:
             return
         self._kill(member, problem)
         self._decide(events.StartFailed(member, f"{error.message}; {error.remedy}"))
+
+    def _refuse(self, member: int, why: str) -> None:
+        self._kill(member, why)
+        self._decide(events.StartFailed(member, why))
 
     def _ask_for_descriptions(self, members: Sequence[int]) -> None:
         """Ask one worker on each node what its process is made of. It answers beside its work."""

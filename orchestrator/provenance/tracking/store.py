@@ -158,14 +158,12 @@ class Store:
                 self._database = database
                 rebase(database, home / "artifacts", self._locations)
             elif database is None:
-                self.client = Client(self._opened)
-                _ = self.client.mlflow
+                self.client = self._of_mlflow()
             elif empty.place(database, self._artifacts):
                 self._database = database
             else:
                 _make_tables(self.uri, self._artifacts)
-                self.client = Client(self._opened)
-                _ = self.client.mlflow
+                self.client = self._of_mlflow()
                 empty.keep(database)
 
     @classmethod
@@ -188,9 +186,13 @@ class Store:
         with self.usable(), self._locked():
             if self._database is not None and database_client.fits(self._database, self.uri):
                 return DatabaseClient(self._database, self._opened)
-            client = Client(self._opened)
-            _ = client.mlflow
-            return client
+            return self._of_mlflow()
+
+    def _of_mlflow(self) -> Client:
+        """Opened. Raises ConfigurationError."""
+        client = Client(self._opened)
+        _ = client.mlflow
+        return client
 
     def _opened(self) -> Any:
         """MLflow's own. Raises ConfigurationError."""
