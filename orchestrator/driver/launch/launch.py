@@ -22,7 +22,7 @@ from orchestrator.driver.recording.opening import open_record
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_sink import Audience, Callback
-from orchestrator.driver.run.job import Beside, Job, Sharing, beginning_of
+from orchestrator.driver.run.job import Beside, Job, beginning_of
 from orchestrator.driver.supervision import supervised
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import SegmentProgress, for_stream
@@ -57,7 +57,6 @@ _WHOLE = Repeated()
 def launch(
     settings: Settings,
     origins: Mapping[str, str],
-    ray: Sharing | None = None,
     repeated: Repeated = _WHOLE,
     beside: Beside | None = None,
     on_event: Callback | None = None,
@@ -66,9 +65,8 @@ def launch(
     *,
     trusted: bool = False,
 ) -> tuple[str, RunOutcome]:
-    """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
-    to run on, which outlives the run and may serve others beside it, each in a thread of its own; repeated: what of another run
-    is repeated; beside: what it has in common with other runs of this process; on_event: called with what
+    """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; repeated: what
+    of another run is repeated; beside: what it has in common with other runs of this process; on_event: called with what
     happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record; typed: on the
     command line, what counts when the run is gone on with, too; trusted: the state or the weights with which it begins may be
     those of somebody else.
@@ -101,10 +99,11 @@ def launch(
         kind = {} if plan.segments is None else {KIND: "audit"}
         opening = pool.submit(copy_context().run, _open, settings, folder, provenance, origins, beside, tuning, kind)
         audience = Audience(display, on_event)
+        ray = None if beside is None else beside.ray
         job = Job(settings, plan, project, audience, pending_signal, ray, secret, supervision, tuple(notes))
         run_id, outcome = job.complete(opening, beginning_of(plan))
     without_ray(run_id, outcome, plan, supervision)
-    if repeated == _WHOLE and beside is None and ray is None:
+    if repeated == _WHOLE and beside is None:
         return with_weights(run_id, outcome, settings.tracking.uri, typed)
     return run_id, outcome
 

@@ -28,7 +28,7 @@ from orchestrator.driver.recording.opening import reopen_record
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_sink import Audience
-from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
+from orchestrator.driver.run.job import Beside, Job, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.supervision import Supervision, headless, supervised, supervisor, taken_over
 from orchestrator.driver.terminal import signals
@@ -48,14 +48,13 @@ def resume(
     name: str,
     overrides: Sequence[str],
     uri: str | None,
-    ray: Sharing | None = None,
     beside: Beside | None = None,
     typed: Sequence[str] | None = None,
     *,
     trusted: bool = False,
 ) -> tuple[str, RunOutcome]:
     """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store;
-    ray, beside, typed: as `launch` takes them; trusted: whether it may be somebody else's.
+    beside, typed: as `launch` takes them; trusted: whether it may be somebody else's.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the
     outcome.
@@ -100,10 +99,11 @@ def resume(
             ThreadPoolExecutor(1) as pool,
         ):
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
+            ray = None if beside is None else beside.ray
             job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision, notes)
             run_id, outcome = job.complete(opening, run_start)
     without_ray(run_id, outcome, plan, supervision)
-    return with_weights(run_id, outcome, uri, typed) if beside is None and ray is None else (run_id, outcome)
+    return with_weights(run_id, outcome, uri, typed) if beside is None else (run_id, outcome)
 
 
 def without_ray(run_id: str, outcome: RunOutcome, plan: Plan, supervision: Supervision | None) -> None:

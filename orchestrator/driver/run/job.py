@@ -80,7 +80,6 @@ from orchestrator.records import barriers, lines, phases, times
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
 _TRUSTED = "trust=true"  # of a run whose own driver has said so
-Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,7 @@ class Beside:
     folder: Path  # the `.orchestrator` that they are recorded in
     display: ProgressDisplay  # shows the progress of this run
     pending_signal: PendingSignal  # tells all of a request to end
+    ray: RaySession  # that they run on, which outlives them
     tags: Mapping[str, str] = field(default_factory=dict)  # of its MLflow run
     # told what was found of code and data before anything is started; may raise
     check: Callable[[Provenance], None] = lambda _provenance: None
@@ -106,8 +106,7 @@ class Job:
     project: Path  # folder from which the pipeline is imported
     audience: Audience  # people and functions that are told of events
     pending_signal: PendingSignal  # tells of a request to end
-    # the Ray to run on, entered for the time of the job, which other jobs may share; None for one of its own
-    ray: Sharing | None = None
+    ray: RaySession | None = None  # to run on, which others share; None for one of its own
     secret: Secret | None = None  # of a private run; None elsewhere
     supervision: Supervision | None = None  # goes on with the run when this process is gone; None where nobody does
     notes: tuple[str, ...] = ()  # for the user, told with those that follow from the preparation
@@ -191,7 +190,8 @@ class Job:
             self.display.say(f"note: {note}")
         # Processes that are started from here on inherit it. A Ray that is shared has been started, and is told by the slots.
         own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")
-        with own, phases.entered("Ray", (self.ray or self._own_ray)(plan)) as ray:
+        entering = self._own_ray() if self.ray is None else contextlib.nullcontext(self.ray)
+        with own, phases.entered("Ray", entering) as ray:
             self.pending_signal.watch()
             if opening.done():
                 opening.result()  # what is refused by now starts nobody
@@ -415,9 +415,9 @@ class Job:
         if self.pending_signal.signal is not None:
             raise Interrupted(f"interrupted by {self.pending_signal.signal}", code="run.interrupted")
 
-    def _own_ray(self, plan: Plan) -> RaySession:
+    def _own_ray(self) -> AbstractContextManager[RaySession]:
         """Joined, or started for this job with as many CPUs as it may need (rule D4)."""
-        cluster = plan.cluster
+        cluster = self.plan.cluster
         if cluster.address is not None:
             return JoinedRay(cluster.address)
         members = cluster.members.total(cluster.members.most)

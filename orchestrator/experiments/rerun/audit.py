@@ -32,14 +32,13 @@ from orchestrator.errors import (
     UsageError,
     ending,
 )
-from orchestrator.experiments.rerun.repeater import Repeater, failure
+from orchestrator.experiments.rerun.repeater import Repeater, exit_code, failure
 from orchestrator.provenance.crates import crate
 from orchestrator.provenance.tracking import PARENT, Past
 from orchestrator.records import audit, lines, merkle
 from orchestrator.records.audit import Audit, Segment
 from orchestrator.records.comparison import Run, compare
 
-_EXIT = {"audited": 0, "diverged": 3, "inputs-differ": 4}
 _SEED_BYTES = 16
 
 
@@ -86,7 +85,7 @@ class Audited:
 
     @property
     def exit_code(self) -> int:
-        return self.error.exit_code if self.error is not None else _EXIT[str(self.word)]
+        return exit_code(self.error, self.word)
 
     @property
     def text(self) -> str:

@@ -31,6 +31,8 @@ from orchestrator.provenance.environment import node
 from orchestrator.provenance.tracking import Store, is_server
 from orchestrator.records.input_audit import differing, settable
 
+_EXIT = {"exact": 0, "audited": 0, "diverged": 3, "inputs-differ": 4, None: 1}
+
 
 @dataclass(frozen=True)
 class Repeater:
@@ -227,6 +229,10 @@ def _bring_home(files: Path, folder: Path) -> None:
     """The files of the repetition, out of the disposable tree."""
     if files.is_dir():
         shutil.move(files, folder / files.name)
+
+
+def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:
+    return _EXIT[verdict] if error is None else error.exit_code
 
 
 def failure(report: dict[str, Any]) -> OrchestratorError:

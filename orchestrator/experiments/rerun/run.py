@@ -34,7 +34,7 @@ from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError, bulleted, ending
 from orchestrator.experiments.rerun import audit, data_stage_replay, rebuild
 from orchestrator.experiments.rerun.changed_files import changed_files
-from orchestrator.experiments.rerun.repeater import Repeater, failure
+from orchestrator.experiments.rerun.repeater import Repeater, exit_code, failure
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import container
@@ -46,11 +46,6 @@ from orchestrator.records.explanation import Explanation, explain
 from orchestrator.records.verdict import Divergence, Verdict, judge
 
 _ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
-_EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4, None: 1}
-
-
-def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:
-    return _EXIT[verdict] if error is None else error.exit_code
 
 
 @dataclass(frozen=True)

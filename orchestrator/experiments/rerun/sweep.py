@@ -18,11 +18,10 @@ from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, ending
-from orchestrator.experiments.rerun.repeater import Repeater
-from orchestrator.experiments.rerun.run import exit_code, judged, why_not
+from orchestrator.errors import NotRerunnable, OrchestratorError, ending
+from orchestrator.experiments.rerun.repeater import Repeater, exit_code
+from orchestrator.experiments.rerun.run import judged, why_not
 from orchestrator.experiments.search.outlook import TrialRung
-from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.experiments.sweep.record import (
     ENSEMBLE,
     SweepFolder,
@@ -31,6 +30,7 @@ from orchestrator.experiments.sweep.record import (
     examine_sweep,
     folder_of,
     require_secret,
+    with_same_trials,
 )
 from orchestrator.provenance.tracking import Past, Store
 
@@ -64,7 +64,7 @@ class SweepRerun:
         return f"{self.verdict}: {self.parted}"
 
     def as_dict(self) -> dict[str, Any]:
-        report: dict[str, Any] = {
+        return {
             "sweep_id": self.sweep_id,
             "rerun_of": self.rerun_of,
             **ending(self.error),
@@ -72,7 +72,6 @@ class SweepRerun:
             "first_divergence": self.parted,
             "trials": self.trials,
         }
-        return report
 
 
 def rerun_sweep(
@@ -105,7 +104,7 @@ def rerun_sweep(
         by_whom(past, original), trusted, "a rerun", lambda: examine_sweep(past.kind, files, original, overrides)
     )
     overrides = [*kept.from_variables(files.settings, overrides), *overrides]
-    _refuse_changes(files, overrides)
+    with_same_trials(files, overrides, "leave it out, or launch a new sweep with sweep=")
     require_secret(recorded.values(), overrides)
     more = ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
     repeater = Repeater(project, folder, store, original, [*overrides, *more], for_stream())
@@ -125,19 +124,6 @@ def rerun_sweep(
     repeater.tag({sweep_id: {"verdict": word}, past.run_id: {"verdict": word, "verdict_by": sweep_id}})
     repeater.keep({sweep_id: "sweep", past.run_id: f"reruns/{sweep_id}"}, again.verdict)
     return done
-
-
-def _refuse_changes(files: SweepFolder, overrides: Sequence[str]) -> None:
-    """Raises ConfigurationError."""
-    again = kept.given_again(files.settings, overrides)
-    before, after = (load_sweep(str(files.settings), each).determining() for each in (again, overrides))
-    changed = sorted(key for key in before if before[key] != after[key])
-    if changed:
-        raise ConfigurationError(
-            [f"{key}: it determines the trials, and here it has to stay as it was" for key in changed],
-            "leave it out, or launch a new sweep with sweep=",
-            code="sweep.determines-trials",
-        )
 
 
 def _recorded(store: Store, folder: Path, run_id: str) -> Recorded:

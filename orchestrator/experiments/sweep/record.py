@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.settings import redactor
+from orchestrator.config.settings import kept, redactor
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
@@ -25,6 +25,7 @@ from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, St
 from orchestrator.experiments.search.asking import Trial
 from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
+from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.provenance.tracking import KIND, Past, Store, Tracker
 from orchestrator.provenance.tracking.models import ModelFolder, Registration
 from orchestrator.provenance.tracking.store import USER, user
@@ -241,6 +242,21 @@ def require_secret(recorded: Iterable[Recorded], overrides: Sequence[str]) -> No
     private = next((each for each in recorded if each.is_private), None)
     if private is not None:
         private.secret(of_runs(overrides))
+
+
+def with_same_trials(files: SweepFolder, overrides: Sequence[str], remedy: str) -> Sweep:
+    """The recorded sweep with overrides that change only the execution. remedy: of the error for others. Raises
+    ConfigurationError."""
+    settings = str(files.settings)
+    before, after = load_sweep(settings, kept.given_again(files.settings, overrides)), load_sweep(settings, overrides)
+    changed = sorted(key for key, value in before.determining().items() if after.determining()[key] != value)
+    if changed:
+        raise ConfigurationError(
+            [f"{key}: it determines the trials, and here it has to stay as it was" for key in changed],
+            remedy,
+            code="sweep.determines-trials",
+        )
+    return after
 
 
 def find_sweep(name: str, uri: str | None) -> Past | None:

@@ -50,6 +50,7 @@ from orchestrator.experiments.sweep.record import (
     folder_of,
     of_runs,
     require_secret,
+    with_same_trials,
 )
 from orchestrator.experiments.sweep.report import SweepReport, report_of, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import Seen, TrialBoard, ranked, show_point
@@ -98,15 +99,11 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
         by_whom(past, first), trusted, "a resume", lambda: examine_sweep(past.kind, files, first, overrides)
     )
     given = [*kept.from_variables(files.settings, given), *given]
-    described = load_sweep(str(files.settings), kept.given_again(files.settings, given))
-    changed = load_sweep(str(files.settings), given)
-    different = sorted(key for key, value in described.determining().items() if changed.determining()[key] != value)
-    if different:
-        raise ConfigurationError(
-            [f"{key}: it determines the trials, and here it has to stay as it was" for key in different],
-            f"leave it out, or launch a new {past.kind}; parallel and what changes only the execution may differ",
-            code="sweep.determines-trials",
-        )
+    changed = with_same_trials(
+        files,
+        given,
+        f"leave it out, or launch a new {past.kind}; parallel and what changes only the execution may differ",
+    )
     files.lease()
     known = SweepHistory.read(files.journal)  # as it is now that nobody else writes it
     verify(changed.course, look(changed.course, known.ended, known.asked))

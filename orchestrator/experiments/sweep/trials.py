@@ -14,7 +14,6 @@ import math
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -136,21 +135,16 @@ class Trials:
             if done is not None:
                 return done
             if earlier is not None and self._can_go_on(earlier):
-                run_id, outcome = resume(
-                    earlier,
-                    self.overrides,
-                    self.sweep.settings.tracking.uri,
-                    self._sharing,
-                    self._beside(place),
-                    trusted=True,  # as the sweep is
-                )
+                uri = self.sweep.settings.tracking.uri
+                # The sweep itself was trusted when it was resumed.
+                run_id, outcome = resume(earlier, self.overrides, uri, self._beside(place), trusted=True)
             else:
                 settings = self._settings(place, point)
                 origins = dict.fromkeys(
                     point, f"{self.sweep.noun} {place[0]} of {self.sweep.kind} {self.record.sweep_id}"
                 )
                 beside = self._beside(place)
-                run_id, outcome = launch(settings, origins, self._sharing, beside=beside, trusted=self.trusted)
+                run_id, outcome = launch(settings, origins, beside=beside, trusted=self.trusted)
         except _OF_THE_TRIAL as error:
             return Ended(self.record.known.begun.get(place), None, None, f"{error.kind}: {error.message}")
         return self._judged(run_id, outcome)
@@ -211,6 +205,7 @@ class Trials:
             self.folder,
             TrialDisplay(self.board, place),
             self.pending_signal,
+            self.ray,
             tags,
             self._check_code,
             lambda run_id: self.record.begun(place, run_id),
@@ -227,9 +222,6 @@ class Trials:
                     f"it goes on with the code it began with: python -m orchestrator resume={self.record.sweep_id}",
                     code="sweep.code-changed",
                 )
-
-    def _sharing(self, _plan: Any) -> nullcontext[RaySession]:
-        return nullcontext(self.ray)
 
 
 def failed_all(outlook: Outlook, ended: Mapping[TrialRung, Ended]) -> OrchestratorError | None:

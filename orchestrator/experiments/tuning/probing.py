@@ -95,14 +95,12 @@ class Prober:
     def measure(self, layout: Layout) -> Measured:
         """Raises Interrupted, RunFailed, and what the run raises."""
         self.display.say(f"measuring {in_words(layout)}")
-        sharing = lambda _plan: contextlib.nullcontext(self.ray)  # noqa: E731
         with signals.posted() as pending_signal:
             watch = _Watch(self.settings.tuning.seconds, pending_signal)
-            beside = Beside(self.folder, _Quiet(), pending_signal)
-            run_id, outcome = launch(self._piece(layout), {}, sharing, beside=beside, on_event=watch.heard)
-        if outcome.error is not None and watch.pending_signal.signal != _STOPPED:
-            raise outcome.error
-        if outcome.error is not None and not isinstance(outcome.error, Interrupted):
+            beside = Beside(self.folder, _Quiet(), pending_signal, self.ray)
+            run_id, outcome = launch(self._piece(layout), {}, beside=beside, on_event=watch.heard)
+        is_stopped = watch.pending_signal.signal == _STOPPED and isinstance(outcome.error, Interrupted)
+        if outcome.error is not None and not is_stopped:
             raise outcome.error
         windows = list(lines.read(self.folder / run_id / "times.jsonl"))
         spans = self.folder / run_id / "timeline.jsonl"
