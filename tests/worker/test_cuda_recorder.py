@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator import pipeline
 from orchestrator.numerics import cuda
@@ -45,6 +46,28 @@ def test_nothing_of_a_pass_before_is_alive_when_one_is_captured(monkeypatch: pyt
 
     CudaRecorder().record(work)
     assert len(passes) == 3
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_what_a_recording_reads_is_held_though_its_code_lets_it_go(
+    monkeypatch: pytest.MonkeyPatch, *, in_turn: bool
+) -> None:
+    """Such as a moving average: done again, the recording would read what the allocator has given to others."""
+    patched(monkeypatch)
+    kept, read, made = {"average": torch.zeros(3)}, list[weakref.ref[Any]](), list[weakref.ref[Any]]()
+
+    def work() -> None:
+        doubled = kept["average"] * 2
+        read.append(weakref.ref(kept["average"].untyped_storage()))
+        made.append(weakref.ref(doubled.untyped_storage()))
+        kept["average"] = doubled + 1
+
+    repeating: Any = CudaRecorder().in_turn([work]) if in_turn else CudaRecorder().record(work)
+    kept.clear()
+    assert [each() is not None for each in read] == [False] * (len(read) - 1) + [True]
+    assert made[-1]() is None
+    del repeating
+    assert read[-1]() is None
 
 
 def test_works_in_turn_draw_from_states_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

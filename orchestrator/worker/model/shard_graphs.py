@@ -33,6 +33,7 @@ from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.numerics.staging import Arriving, Staging, taken_apart
 from orchestrator.pipeline import is_own, is_users
 from orchestrator.worker.model.batch_place import BatchPlace
+from orchestrator.worker.model.held_memory import Held
 from orchestrator.worker.model.replica import Replica
 
 _MOST: Final = 4  # shapes; each recording keeps gradients of its own
@@ -102,11 +103,12 @@ class CudaRecorder:
         finally:  # a pass that raises leaves others under way, which write the model's buffers
             current.wait_stream(side)
         graphs: list[torch.cuda.CUDAGraph] = []
+        repetitions: list[Callable[[], None]] = []
         pool = torch.cuda.graph_pool_handle() if apart else self._pool("single works")
         try:
             for work in works:
                 graphs.append(torch.cuda.CUDAGraph())
-                self._capture(graphs[-1], pool, work)
+                repetitions.append(self._capture(graphs[-1], pool, work))
             if waits:
                 self._failed += graphs[-1:]
                 raise RuntimeError(f"{waits[0]} looks at values, but not while it is recorded")
@@ -116,7 +118,7 @@ class CudaRecorder:
         finally:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what the warm-ups took
-        return [graph.replay for graph in graphs]
+        return repetitions
 
     def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
         graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
@@ -132,13 +134,13 @@ class CudaRecorder:
         def again(seeds: Sequence[int]) -> None:
             for state, seed in zip(states, seeds, strict=True):
                 state.manual_seed(seed)
-            graph.replay()
+            replay()
 
         # A capture begins with the state that is current. One that fails leaves that of no use, and recordings of single works
         # draw from the own one.
         generator.graphsafe_set_state(states[0])
         try:
-            self._capture(graph, self._pool("works in turn"), work_in_turn)
+            replay = self._capture(graph, self._pool("works in turn"), work_in_turn)
         finally:
             generator.graphsafe_set_state(own)
         return again
@@ -148,20 +150,26 @@ class CudaRecorder:
             self._pools[of] = torch.cuda.graph_pool_handle()
         return self._pools[of]
 
-    def _capture(self, graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], None]) -> None:
+    def _capture(self, graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], None]) -> Callable[[], None]:
+        """Returns what does the work again, and holds what it reads."""
         # A pass before may be kept by a cycle. Its nodes for gradients name the stream on which it was computed, and a capture
         # that meets them fails.
         gc.collect()
         torch.cuda.synchronize()
-        current = torch.cuda.current_stream()
+        current, held = torch.cuda.current_stream(), Held()
         try:
             # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"), held:
                 work()
         except BaseException:
             torch.cuda.set_stream(current)
             self._end(graph, pool)
             raise
+
+        def again(_held: Held = held) -> None:
+            graph.replay()
+
+        return again
 
     def give_back(self) -> None:
         torch.cuda.empty_cache()
