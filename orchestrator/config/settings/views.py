@@ -176,14 +176,14 @@ def _table_of_names(key: Key) -> str:
 
 def _first_ten() -> str:
     """With links to where the page has all of them."""
-    rows = {row[0].strip("`"): row for key in KEYS for row in _rows(key)}
+    rows = {row[0]: row for key in KEYS for row in _rows(key)}
     return _table(("Key", "What it is"), ((f"[`{name}`](#{_anchor(name)})", rows[name][3]) for name in _FIRST))
 
 
 def _linked_to(row: tuple[str, ...]) -> tuple[str, ...]:
     """With an anchor; a section's heading is one already."""
-    anchor = _anchor(row[0].strip("`"))
-    return row if "." not in anchor else (f'<a id="{anchor}"></a>{row[0]}', *row[1:])
+    name, anchor = f"`{row[0]}`", _anchor(row[0])
+    return (f'<a id="{anchor}"></a>{name}' if "." in anchor else name, *row[1:])
 
 
 def _anchor(name: str) -> str:
@@ -196,7 +196,7 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def names() -> list[str]:
     """Every key, also those of the options of variants."""
-    return [row[0].strip("`").removesuffix(".*") for key in KEYS for row in _rows(key)]
+    return [_anchor(row[0]) for key in KEYS for row in _rows(key)]
 
 
 def choices(name: str) -> list[str]:
@@ -216,21 +216,14 @@ def choices(name: str) -> list[str]:
 def described(name: str) -> str:
     """The description of a key, or of all keys of a section; without a name, of the sections. Raises UsageError."""
     rows = [row for key in KEYS for row in _rows(key)]
-    found = [
-        row for row in rows if row[0].strip("`") == name or row[0].strip("`").startswith(f"{name}." if name else "")
-    ]
+    found = [row for row in rows if row[0] == name or row[0].startswith(f"{name}." if name else "")]
     if not found:
-        known = [
-            *dict.fromkeys(row[0].strip("`").partition(".")[0] for row in rows),
-            *(row[0].strip("`") for row in rows),
-        ]
+        known = [*dict.fromkeys(row[0].partition(".")[0] for row in rows), *(row[0] for row in rows)]
         near = difflib.get_close_matches(name, known, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "help=settings lists all"
         raise UsageError(f"help={name}: no such key", hint, code="settings.no-such-key-shown")
     named = {key.name: _named(key) for key in KEYS}
-    return "\n\n".join(
-        "\n".join([_row_as_text(*row), *_names_as_text(named.get(row[0].strip("`"), {}))]) for row in found
-    )
+    return "\n\n".join("\n".join([_row_as_text(*row), *_names_as_text(named.get(row[0], {}))]) for row in found)
 
 
 def _names_as_text(named: Mapping[str, str]) -> list[str]:
@@ -239,10 +232,9 @@ def _names_as_text(named: Mapping[str, str]) -> list[str]:
 
 def _row_as_text(name: str, value: str, default: str, sentence: str, determines: str) -> str:
     """One row of the page as text."""
-    plain_name, plain_default = name.strip("`"), default.replace("`", "")
-    takes = f"{value.replace('`', '')}; {'required' if default == 'required' else f'default {plain_default}'}"
+    takes = f"{value}; {'required' if default == 'required' else f'default {default}'}".replace("`", "")
     meaning = "part of what determines the result" if determines == "result" else determines.replace("`", "")
-    return f"{plain_name}\n  {sentence.replace('`', '')}\n  {takes}\n  {meaning}"
+    return f"{name}\n  {sentence.replace('`', '')}\n  {takes}\n  {meaning}"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -285,21 +277,22 @@ def _below(name: str, mapping: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _rows(key: Key) -> Iterator[tuple[str, ...]]:
+    """Of the page: name, value, default, what it is, what it determines. All but the name are Markdown."""
     determines = _determines(key)
     known = key.table.known_options() if key.table else {}
     for option, entries in known.items():
         kind = next(iter(entries.values())).kind
         yield (
-            f"`{key.name}.{option}`",
+            f"{key.name}.{option}",
             f"{_type(kind).removesuffix('; or null')}; or null",
             "`null`",
             _sentences(entries),
             determines,
         )
     if key.is_open:
-        yield f"`{key.name}.*`", "mapping", _default(key), key.about.doc, determines
+        yield f"{key.name}.*", "mapping", _default(key), key.about.doc, determines
     else:
-        yield f"`{key.name}`", _type_of_names(key) or _type(key.kind), _default(key), key.about.doc, determines
+        yield key.name, _type_of_names(key) or _type(key.kind), _default(key), key.about.doc, determines
 
 
 def _type_of_names(key: Key) -> str:
