@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from orchestrator import pipeline
 from orchestrator.adapters import table
@@ -21,7 +22,7 @@ from orchestrator.comm.synchronization import SYNCHRONY, build_mode
 from orchestrator.comm.synchronization import laws as synchrony_laws
 from orchestrator.comm.topologies import TOPOLOGIES, asks_for_nodes
 from orchestrator.comm.topologies import laws as topology_laws
-from orchestrator.common.registry import is_reference
+from orchestrator.common.registry import Table, Variant, is_reference
 from orchestrator.common.tested_versions import TORCH
 from orchestrator.common.values import Steps
 from orchestrator.config.settings import ScheduleSettings, Settings, Workers, flat, redactor
@@ -33,7 +34,7 @@ from orchestrator.data.sampling import orders, partition_laws, samplings, subset
 from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.driver.preflight import private, visible_cards
 from orchestrator.driver.preflight.visible_cards import Visible
-from orchestrator.errors import ConfigurationError, NotRerunnable, code_of, coded
+from orchestrator.errors import ConfigurationError, NotRerunnable, bulleted, code_of, coded
 from orchestrator.numerics import cuda, determinism, inductor, torch_names
 from orchestrator.optim import contribution_laws, optimizers, schedule_laws
 from orchestrator.optim.compressions import COMPRESSIONS
@@ -151,9 +152,8 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
     scans = {path: scan_input(project, path) for path in settings.data.inputs}
     found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None], of_cards)
     if settings.strict and found.obstacles:
-        listed = "".join(f"\n  - {obstacle}" for obstacle in found.obstacles)
         raise NotRerunnable(
-            f"strict: this run could not be repeated exactly:{listed}",
+            f"strict: this run could not be repeated exactly:{bulleted(found.obstacles)}",
             "mend these, or leave strict out",
             code="rerun.strict",
         )
@@ -261,57 +261,37 @@ def _local_problems(settings: Settings) -> list[str]:
 
 def _variant_problems(settings: Settings) -> list[str]:
     """Problems of variants of the user's own, which could not be looked at before they were imported."""
-    topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
-    partition, sampling, shards = settings.data.partition, settings.data.sampling, settings.data.shards
-    subset = settings.data.subset
-    compression = settings.compression
-    problems: list[str] = []
-    order_of_samples = settings.data.order
-    if is_reference(order_of_samples.name):
-        problems += orders.ORDERS.problems(order_of_samples.name, order_of_samples.options) or orders.problems(
-            order_of_samples.name, order_of_samples.options, *_small_epoch(shards)
-        )
-    if is_reference(partition.name):
-        problems += PARTITIONS.problems(partition.name, partition.options) or partition_laws.problems(
-            partition.name, partition.options, shards
-        )
-    if is_reference(sampling.name):
-        problems += samplings.SAMPLINGS.problems(sampling.name, sampling.options) or samplings.problems(
-            sampling.name, sampling.options, shards
-        )
-    if is_reference(subset.name):
-        problems += subsets.SUBSETS.problems(subset.name, subset.options) or subsets.problems(
-            subset.name, subset.options
-        )
-    if is_reference(topology.name):
-        problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(
-            topology.name, topology.options, _numbers_of_workers(settings.cluster.workers)
-        )
-        if settings.reduction == "fast" and asks_for_nodes(topology.name):
-            problems.append(
-                coded(
-                    "topology.own-by-host",
-                    f"topology: {topology.name} depends on which workers share a host; with reduction=fast set topology=ring",
-                )
+    data, topology, schedule = settings.data, settings.topology, settings.schedule
+    shards, steps = data.shards, settings.run.steps or _SOME_STEPS
+    own, by_host = _problems_of_own, []
+    if is_reference(topology.name) and settings.reduction == "fast" and asks_for_nodes(topology.name):
+        by_host.append(
+            coded(
+                "topology.own-by-host",
+                f"topology: {topology.name} depends on which workers share a host; with reduction=fast set topology=ring",
             )
-    if is_reference(schedule.name):
-        problems += SCHEDULES.problems(schedule.name, schedule.options) or schedule_laws.problems(
-            schedule.name, schedule.options, schedule.warmup, settings.run.steps or _SOME_STEPS
         )
-    if is_reference(contribution.name):
-        problems += CONTRIBUTIONS.problems(contribution.name, contribution.options) or contribution_laws.problems(
-            contribution.name, contribution.options
-        )
-    order = settings.cluster.pipeline
-    if is_reference(order.name):
-        problems += PIPELINING.problems(order.name, order.options) or pipelining_laws.problems(
-            order.name, order.options, _some_hosts(settings)
-        )
-    if is_reference(compression.name):
-        problems += COMPRESSIONS.problems(compression.name, compression.options) or compression_laws.problems(
-            compression.name, compression.options, settings.data.shards
-        )
-    return problems
+    return [
+        *own(data.order, orders.ORDERS, orders.problems, *_small_epoch(shards)),
+        *own(data.partition, PARTITIONS, partition_laws.problems, shards),
+        *own(data.sampling, samplings.SAMPLINGS, samplings.problems, shards),
+        *own(data.subset, subsets.SUBSETS, subsets.problems),
+        *own(topology, TOPOLOGIES, topology_laws.problems, _numbers_of_workers(settings.cluster.workers)),
+        *by_host,
+        *own(schedule, SCHEDULES, schedule_laws.problems, schedule.warmup, steps),
+        *own(settings.contribution, CONTRIBUTIONS, contribution_laws.problems),
+        *own(settings.cluster.pipeline, PIPELINING, pipelining_laws.problems, _some_hosts(settings)),
+        *own(settings.compression, COMPRESSIONS, compression_laws.problems, shards),
+    ]
+
+
+def _problems_of_own(
+    variant: Variant | ScheduleSettings, known: Table[Any], of_laws: Callable[..., list[str]], *tried: Any
+) -> list[str]:
+    """Problems of a variant if it is the user's own. of_laws: tells those of the laws that it breaks where it is tried."""
+    if not is_reference(variant.name):
+        return []
+    return known.problems(variant.name, variant.options) or of_laws(variant.name, variant.options, *tried)
 
 
 def _small_epoch(shards: int) -> tuple[Callable[[], Epochs], int]:
@@ -323,10 +303,10 @@ def _small_epoch(shards: int) -> tuple[Callable[[], Epochs], int]:
 def _sync_problems(settings: Settings) -> list[str]:
     """Problems of a mode of the user's own, which could not be looked at before it was imported."""
     sync = settings.sync
+    if found := _problems_of_own(sync, SYNCHRONY, synchrony_laws.problems):
+        return found
     if not is_reference(sync.name):
         return []
-    if found := SYNCHRONY.problems(sync.name, sync.options) or synchrony_laws.problems(sync.name, sync.options):
-        return found
     execution = build_mode(sync.name, sync.options).execution
     free = free_running.rules_of(lambda _name: execution)
     return settings.broken([*free, stage_rules.in_lockstep(lambda _name: execution != "lockstep")])
@@ -363,14 +343,14 @@ def _served_stages(settings: Settings) -> list[str]:
     return settings.broken([stage_rules.without_servers(lambda _name: bool(servers))])
 
 
-def _some_hosts(settings: Settings) -> list[Hosts]:
+def _some_hosts(settings: Settings) -> Iterator[Hosts]:
     """The hosts for each number of workers that the run may come to; for two stages if it has none."""
     stages, shards = max(2, settings.cluster.stages), settings.data.shards
     numbers = {*_numbers_of_workers(settings.cluster.workers), stages, 2 * stages}
-    assigned = [
-        assign_stages([None] * number, stages) for number in sorted(numbers) if stages <= number <= stages * shards
-    ]
-    return [hosts_of(stage_of, assign_columns(shards, stage_of)) for stage_of in assigned]
+    for number in sorted(numbers):
+        if stages <= number <= stages * shards:
+            stage_of = assign_stages([None] * number, stages)
+            yield hosts_of(stage_of, assign_columns(shards, stage_of))
 
 
 def _privacy_problems(settings: Settings, project: Path) -> list[str]:
