@@ -277,7 +277,7 @@ def _below(name: str, mapping: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _rows(key: Key) -> Iterator[tuple[str, ...]]:
-    """Of the page: name, value, default, what it is, what it determines. All but the name are Markdown."""
+    """Rows of the page: name, value, default, what it is, what it determines. All but the name are Markdown."""
     determines = _determines(key)
     known = key.table.known_options() if key.table else {}
     for option, entries in known.items():
