@@ -8,12 +8,12 @@ A sweep is complete without its pictures: nothing here raises, and a sentence sa
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.driver.report.pictures import drawing_of
 from orchestrator.experiments.search.asking import Result, Trial
 from orchestrator.experiments.search.space import Space
 
@@ -35,8 +35,7 @@ def draw_sweep(folder: Path, seen: SweepSeen) -> str | None:
     whole = [each for each in seen.trials if each["status"] == "finished"]
     if not whole:
         return None
-    try:
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    with drawing_of("the pictures") as failed:
         from orchestrator.experiments.pictures import sweeps
         from orchestrator.experiments.search.optuna_study import importances
 
@@ -47,19 +46,14 @@ def draw_sweep(folder: Path, seen: SweepSeen) -> str | None:
         shares = importances(seen.space, results, seen.direction)
         if shares:
             sweeps.importance(shares, seen.title, folder / "importance.png")
-    except Exception as error:  # whatever a drawing library can raise: the sweep is whole without its pictures
-        return f"the pictures could not be drawn: {type(error).__name__}: {error}"
-    return None
+    return failed.why
 
 
 def draw_ensemble(folder: Path, whole: Mapping[str, Any], title: str) -> str | None:
     """Write `members.png` into `folder`: members beside the whole; None, or what went wrong. whole: as the report has it."""
-    try:
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    with drawing_of("the pictures") as failed:
         from orchestrator.experiments.pictures import sweeps
 
         folder.mkdir(exist_ok=True)
         sweeps.members(whole, title, folder / "members.png")
-    except Exception as error:  # as above
-        return f"the pictures could not be drawn: {type(error).__name__}: {error}"
-    return None
+    return failed.why

@@ -12,9 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from orchestrator.driver.report.pictures.drawing import as_png, finish
+from orchestrator.driver.report.pictures.drawing import as_png, blank, finish
 from orchestrator.experiments.search.space import Choice, Dimension, Range, Space
 
 _INK, _BEST, _TRIALS, _PRUNED = "#1f2933", "#d9622b", "#2f6fb2", "#a9b4c0"
@@ -88,10 +87,7 @@ def members(whole: Mapping[str, Any], title: str, path: Path) -> None:
     """For each metric its members as dots, their mean as a line, and the whole; also the whole on those samples on which
     members disagree least and most."""
     names = list(whole["metrics"])
-    figure = Figure(
-        figsize=(3.6 * len(names) + 0.8, 3.8), dpi=130, facecolor="white",
-        layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12),
-    )  # fmt: skip
+    figure = blank(3.6 * len(names) + 0.8, 3.8)
     figure.suptitle(title, x=0.02, ha="left", fontsize=13, fontweight="bold", color=_INK)
     for place, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), place + 1)
@@ -130,7 +126,7 @@ def _ticks(dimension: Dimension) -> list[tuple[float, str]]:
 
 
 def _figure(title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12))
+    figure = blank(*size)
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=14)
     return figure, axes

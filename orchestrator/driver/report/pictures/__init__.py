@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,31 @@ class RunHistory:
     times: Path | None = None  # file of where time went; None where there is none to draw
 
 
+@dataclass
+class Failed:
+    """why: the sentence that says what could not be drawn; None where all was."""
+
+    why: str | None = None
+
+
+@contextmanager
+def drawing_of(what: str) -> Iterator[Failed]:
+    """Within, what a drawing library raises is noted, whatever that is: a run is whole without its pictures."""
+    failed = Failed()
+    try:
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache
+        yield failed
+    except Exception as error:
+        failed.why = f"{what} could not be drawn: {type(error).__name__}: {error}"
+
+
 def prepare() -> None:
     """Import beside something else what draws: that takes a second."""
     threading.Thread(target=_imported, name="pictures", daemon=True).start()
 
 
 def _imported() -> None:
-    with suppress(Exception):  # `draw` meets it again, and tells it
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    with drawing_of("the pictures"):  # `draw` meets what is raised again, and tells it
         from orchestrator.driver.report.pictures import drawing  # noqa: F401
 
 
@@ -55,8 +72,7 @@ def draw(folder: Path, seen: RunHistory, title: str, schedule: Schedule) -> str 
     """Write `loss.png` and `time.png` (when there was a step), `topology.svg`, `partition.png` (where there is one),
     `clocks.png` (of an asynchronous run) and `pipeline.png` (of a model in stages) into `folder`; None, or what went
     wrong."""
-    try:
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache
+    with drawing_of("the pictures") as failed:
         from orchestrator.driver.report.pictures import drawing, series, time
 
         folder.mkdir(exist_ok=True)
@@ -75,19 +91,14 @@ def draw(folder: Path, seen: RunHistory, title: str, schedule: Schedule) -> str 
             flow = series.flow(seen.journal, seen.pipelining.name, seen.pipelining.options)
             if flow is not None:
                 drawing.pipeline(*flow, title, folder / "pipeline.png")
-    except Exception as error:  # whatever a drawing library can raise: the run is whole without its pictures
-        return f"the pictures could not be drawn: {type(error).__name__}: {error}"
-    return None
+    return failed.why
 
 
 def draw_drift(path: Path, drift: Drift, profiles: tuple[Profile, Profile], names: tuple[str, str]) -> str | None:
     """Write the picture of the columns that differ most; None, or what went wrong. profiles, names: of the two runs."""
-    try:
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    with drawing_of("the drift") as failed:
         from orchestrator.driver.report.pictures import drifts
 
         path.parent.mkdir(exist_ok=True)
         drifts.draw(path, drift, profiles, names)
-    except Exception as error:  # as above
-        return f"the drift could not be drawn: {type(error).__name__}: {error}"
-    return None
+    return failed.why

@@ -37,14 +37,9 @@ def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -
     number = sum(not is_loss(name) for name in metrics)
     others = few({name: series for name, series in metrics.items() if not is_loss(name)}, IN_A_PICTURE)
     metrics = {**few({name: metrics[name] for name in metrics if is_loss(name)}, len(_OTHERS)), **others}
-    figure = Figure(
-        figsize=(9, 6.4 if others else 4.4),
-        dpi=130,
-        facecolor="white",
-        layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12),
-    )
+    figure = blank(9, 6.4 if others else 4.4)
     upper = figure.add_subplot(2 if others else 1, 1, 1)
-    upper.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    entitle(upper, title)
     _training(upper, losses)
     validation = [series for name, series in metrics.items() if is_loss(name)]
     for name, series in metrics.items():
@@ -66,11 +61,9 @@ def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -
 
 def clocks(shards: list[Series], staleness: Series, title: str, path: Path) -> None:
     """Draw each shard's clock above, and below how far each update was ahead of the slowest. shards: one line each."""
-    figure = Figure(
-        figsize=(9, 6.4), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
-    )
+    figure = blank(9, 6.4)
     upper = figure.add_subplot(2, 1, 1)
-    upper.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    entitle(upper, title)
     for number, series in enumerate(shards):
         seen = columns(series)
         label = f"shard {number}" if len(shards) <= _LABELLED else None
@@ -116,15 +109,10 @@ def pipeline(spans: Sequence[Span], in_seconds: bool, title: str, path: Path) ->
     lines = sorted({(span.task.stage, span.rank) for span in spans})
     row = {rank: number for number, (_, rank) in enumerate(lines)}
     end = max(span.end for span in spans)
-    figure = Figure(
-        figsize=(11, 1.7 + 0.42 * len(lines)),
-        dpi=130,
-        facecolor="white",
-        layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12),
-    )
+    figure = blank(11, 1.7 + 0.42 * len(lines))
     axes = figure.add_subplot()
     waiting = f"bubble {bubble(tuple(spans)):.0%}"
-    axes.set_title(f"{title}: one step, {waiting}", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    entitle(axes, f"{title}: one step, {waiting}")
     for kind, colour in (("forward", _TRAINING), ("backward", _VALIDATION)):
         chosen = [span for span in spans if span.task.kind == kind]
         axes.barh(
@@ -153,11 +141,9 @@ def pipeline(spans: Sequence[Span], in_seconds: bool, title: str, path: Path) ->
 
 def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str, path: Path) -> None:
     """Stacked bars: the samples of each client, by label. counts: by client, then by label."""
-    figure = Figure(
-        figsize=(9, 4.4), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
-    )
+    figure = blank(9, 4.4)
     axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    entitle(axes, title)
     clients, below = range(len(counts)), [0] * len(counts)
     colours = matplotlib.colormaps["tab20" if len(labels) > 10 else "tab10"]
     for number, label in enumerate(labels):
@@ -169,6 +155,16 @@ def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
     axes.set_xlabel("client", color=_INK)
     axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="center left", bbox_to_anchor=(1, 0.5))
     as_png(figure, path)
+
+
+def blank(width: float, height: float) -> Figure:
+    """In inches."""
+    layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
+    return Figure(figsize=(width, height), dpi=130, facecolor="white", layout=layout)
+
+
+def entitle(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
 
 
 def as_png(figure: Figure, path: Path) -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from orchestrator.driver.report.pictures.drawing import as_png, finish
+from orchestrator.driver.report.pictures.drawing import as_png, blank, entitle, finish
 from orchestrator.records.times import IN_WORDS, KINDS, Seconds, by_member, per_step
 
 _INK = "#1f2933"
@@ -34,12 +32,10 @@ def draw(windows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     members = by_member(windows)
     present = [kind for kind in KINDS if any(seconds[kind] > 0 for seconds in members.values())]
     bars = 0.32 * min(len(members), _MOST_BARS) + 0.6
-    figure = Figure(
-        figsize=(9, 3.4 + bars), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
-    )
+    figure = blank(9, 3.4 + bars)
     grid = figure.add_gridspec(2, 1, height_ratios=(2.8, bars))
     upper, lower = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
-    upper.set_title(f"{title}: where time goes", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    entitle(upper, f"{title}: where time goes")
     _along_the_run(upper, per_step(workers, _COLUMNS), present)
     _by_member(lower, members, present)
     as_png(figure, path)
