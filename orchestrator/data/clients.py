@@ -28,7 +28,7 @@ import torch
 
 from orchestrator.common.values import Span
 from orchestrator.data.division import SampleSubset
-from orchestrator.data.drawn import Drawn
+from orchestrator.data.drawn import Drawn, by_weight
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import streams
 
@@ -93,9 +93,7 @@ class ClientSampler:
             else self._by_steps(round_, nth, client, rows)
         )
         if part.weights is not None:
-            stream = numpy.random.RandomState(streams.seed_of(self._seed, "sampling", step, slot))
-            sums = numpy.cumsum(part.weights)
-            found = numpy.searchsorted(sums[:-1], stream.random_sample(len(found)) * sums[-1], side="right")
+            found = by_weight(numpy.cumsum(part.weights), len(found), self._seed, step, slot)
         indices: list[int] = part.samples[found].tolist()
         return indices
 

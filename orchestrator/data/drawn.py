@@ -107,7 +107,12 @@ class WeightedSampler:
         if id(part) not in self._sums:
             self._sums[id(part)] = numpy.cumsum(part.weights)
         sums, (first, last) = self._sums[id(part)], self._order.rows(step, shard)
-        stream = numpy.random.RandomState(streams.seed_of(self._seed, "sampling", step, shard))
-        drawn = numpy.searchsorted(sums[:-1], stream.random_sample(last - first) * sums[-1], side="right")
-        found: list[int] = part.samples[drawn].tolist()
+        found: list[int] = part.samples[by_weight(sums, last - first, self._seed, step, shard)].tolist()
         return found
+
+
+def by_weight(sums: numpy.ndarray, number: int, seed: int, step: int, shard: int) -> numpy.ndarray:
+    """So many positions, drawn with replacement. sums: running sums of the weights."""
+    stream = numpy.random.RandomState(streams.seed_of(seed, "sampling", step, shard))
+    found: numpy.ndarray = numpy.searchsorted(sums[:-1], stream.random_sample(number) * sums[-1], side="right")
+    return found

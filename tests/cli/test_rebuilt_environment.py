@@ -64,7 +64,7 @@ class Scene:
             with zipfile.ZipFile(self.wheels / wheel) as archive:
                 archive.extractall(place)
             found |= {name: wheel.split("-")[1]}
-            builds |= {name: dict(packages.installed([str(place)]))[name][1]}
+            builds |= {name: packages.installed([str(place)])[1][name]}
             shutil.rmtree(place)
         bits = {
             "python": sys.version,

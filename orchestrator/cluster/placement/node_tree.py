@@ -6,7 +6,6 @@ are compared by DVC's md5 and are no code. Versions are of what changes bits. St
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.provenance.code.git import known_files
 from orchestrator.provenance.data import hashing
-from orchestrator.provenance.environment import packages
+from orchestrator.provenance.environment import libraries, packages
 
 _CACHES = (".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "__pycache__")
 IGNORED = frozenset({".orchestrator", ".git", ".dvc", ".venv", "venv", *_CACHES})
@@ -39,7 +38,11 @@ def capture(project: Path, inputs: Iterable[str], *, git: bool = True) -> Tree:
     """The tree as it is on this machine. git: False for a copy, which holds nothing but what was packed."""
     names = list(inputs)
     found = {name: hashing.scan(project / name).md5 if (project / name).exists() else None for name in names}
-    files = {name: _sha256(project / name) for name in listing(project, names, git=git)} if project.is_dir() else None
+    files = (
+        {name: libraries.sha256(project / name) for name in listing(project, names, git=git)}
+        if project.is_dir()
+        else None
+    )
     return Tree(files, found, packages.own_sha256(), _versions())
 
 
@@ -129,8 +132,3 @@ def _differing(expected: Mapping[str, str | None], actual: Mapping[str, str | No
 
 def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,15 +8,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any
 
 from orchestrator.common.child import Started
 from orchestrator.data.files import cache
 from orchestrator.data.files.manifest import File
 from orchestrator.data.files.places import Place
-
-_AT_ONCE = 4
-_PAUSE_S = 1.0
 
 
 class Ahead:
@@ -107,11 +103,13 @@ class _Fetcher:
         self._child = Started("orchestrator.data.files.fetcher", apart=True)
         self._lock = threading.Lock()
         self._bytes = 0
-        self._write({"place": place, "cache": cache.used()})
+        self.send({"place": place, "cache": cache.used()})
         threading.Thread(target=self._read, daemon=True, name="fetched").start()
 
-    def send(self, files: list[list[Any]]) -> None:
-        self._write(files)
+    def send(self, message: object) -> None:
+        """First the place and the cache, then files."""
+        with contextlib.suppress(OSError):  # it has died
+            self._child.messages.send(json.dumps(message).encode())
 
     def fetched(self) -> int:
         with self._lock:
@@ -121,10 +119,6 @@ class _Fetcher:
     def close(self) -> None:
         self._child.kill()
         self._child.close()
-
-    def _write(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # it has died
-            self._child.messages.send(json.dumps(message).encode())
 
     def _read(self) -> None:
         with contextlib.suppress(ValueError):  # closed

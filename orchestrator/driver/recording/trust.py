@@ -165,7 +165,7 @@ def _place_of(origin: Mapping[str, Any]) -> str:
 
 
 def _differing(recorded: dict[str, str]) -> list[str]:
-    here = {name: version for name, (version, _) in packages.installed()}
+    here, _ = packages.installed()
     return [
         f"{name} {version} -> {here.get(name, 'none')}"
         for name, version in sorted(recorded.items())

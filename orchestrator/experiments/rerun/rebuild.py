@@ -70,7 +70,7 @@ class Rebuilt:
     def has_this_mlflow(self) -> bool:
         """Whether its MLflow is of the version that runs here, so that both can open one database."""
         recorded = {each.version for each in self.lock.pinned if each.name == _MLFLOW}
-        return recorded == {version for name, (version, _) in packages.installed() if name == _MLFLOW}
+        return recorded == {version for name, version in packages.installed()[0].items() if name == _MLFLOW}
 
     def python(self, restored: Restored) -> str:
         return layers.python_of(self.above(restored))

@@ -95,8 +95,7 @@ def pip(environment: Path, *arguments: str) -> list[str]:
 
 def found_in(environment: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
     """The packages of an environment, and their builds."""
-    found = dict(sorted(packages.installed([str(_site(environment))])))
-    return {name: version for name, (version, _) in found.items()}, {name: build for name, (_, build) in found.items()}
+    return packages.installed([str(_site(environment))])
 
 
 def own_sha256(environment: Path) -> str:

@@ -70,7 +70,7 @@ class Environment:
 def capture(device: str = "cpu", *, portable: bool = False, compiled: bool = False) -> Environment:
     """This process's environment. device: what computes; only when it is `cuda` do GPUs belong to the bits. portable: whether
     the processor does not, as under `run.arithmetic: portable`; compiled: whether compilers do (`run.compile`)."""
-    found = dict(sorted(packages.installed()))
+    versions, builds = packages.installed()
     place = conda.prefix()
     brought = {} if place is None else conda.python_packages(place)
     linked = _libraries(place)
@@ -87,9 +87,9 @@ def capture(device: str = "cpu", *, portable: bool = False, compiled: bool = Fal
     if compiled:
         bits["compiler"] = inductor.describe()
     return Environment(
-        packages={name: version for name, (version, _) in found.items()},
-        builds={name: build for name, (_, build) in found.items()},
-        origins=packages.origins() | {name: {"conda": told} for name, told in brought.items() if name in found},
+        packages=versions,
+        builds=builds,
+        origins=packages.origins() | {name: {"conda": told} for name, told in brought.items() if name in versions},
         bits=bits,
         host={
             **_host(),
@@ -103,10 +103,10 @@ def capture(device: str = "cpu", *, portable: bool = False, compiled: bool = Fal
 
 def surroundings() -> dict[str, Any]:
     """The facts that another process of this environment can tell without torch, in the form of a record's node."""
-    found, place = dict(sorted(packages.installed())), conda.prefix()
+    (versions, builds), place = packages.installed(), conda.prefix()
     return {
-        "packages": {name: version for name, (version, _) in found.items()},
-        "builds": {name: build for name, (_, build) in found.items()},
+        "packages": versions,
+        "builds": builds,
         "bits": {**_interpreter(), **_processor(), "orchestrator": packages.own_sha256()},
         "conda": [] if place is None else conda.as_record(conda.installed(place)),
     }

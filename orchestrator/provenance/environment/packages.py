@@ -23,10 +23,11 @@ PACKAGE = Path(__file__).resolve().parents[2]
 _NO_BUILD = re.compile(rb"\.\./|.*\.pyc,|[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_[^,]*)(,|$)")
 
 
-def installed(folders: Iterable[str] | None = None) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
-    """(name, (version, build)) of each distribution. folders: searched instead of this process's own."""
-    for name, version, place in _distributions(sys.path if folders is None else folders):
-        yield name, (version, _build(place) if place.suffix == ".dist-info" else {})
+def installed(folders: Iterable[str] | None = None) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Name -> version, and name -> build, of each distribution. folders: searched instead of this process's own."""
+    found = sorted(_distributions(sys.path if folders is None else folders))
+    versions = {name: version for name, version, _ in found}
+    return versions, {name: _build(place) if place.suffix == ".dist-info" else {} for name, _, place in found}
 
 
 def origins() -> dict[str, dict[str, Any]]:

@@ -165,7 +165,7 @@ def test_a_package_is_one_wherever_pip_puts_it(
     (obstacle,) = found.obstacles
     assert "by_hand.py is imported" in obstacle
     assert {each.kind for each in found.findings if each.module.name != "by_hand"} <= {"package"}
-    assert dict(packages.installed())["lone"][0] == "2.1"
+    assert packages.installed()[0]["lone"] == "2.1"
 
 
 def test_a_distribution_that_the_snapshot_holds_is_code(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

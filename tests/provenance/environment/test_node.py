@@ -130,9 +130,9 @@ def test_builds_of_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def build_of(number: int, record: str, **files: str) -> dict[str, object]:
         folder = install(tmp_path / str(number), "A_b.c-1+cpu", record, **files)
         monkeypatch.setattr(sys, "path", [str(folder)])
-        ((name, (version, build)),) = packages.installed()
-        assert (name, version) == ("a-b-c", "1+cpu")
-        return build
+        versions, builds = packages.installed()
+        assert versions == {"a-b-c": "1+cpu"}
+        return builds["a-b-c"]
 
     one, same, other = build_of(1, RECORD), build_of(2, RECORD + PLACES[0]), build_of(3, RECORD.replace("=1", "=3"))
     assert one == same != other
@@ -176,7 +176,7 @@ def test_the_first_of_a_name_counts_and_the_working_directory_does_not(
     monkeypatch.chdir(folders[0])
     monkeypatch.setattr(sys, "path", ["", *map(str, folders), str(tmp_path / "none")])
     (folders[1] / "developed-1.egg-info").mkdir()
-    assert {name: version for name, (version, _) in packages.installed()} == {"a": "1"}
+    assert packages.installed()[0] == {"a": "1"}
 
 
 def test_variables_that_change_bits_are_kept_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> None:

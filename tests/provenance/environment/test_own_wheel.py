@@ -34,9 +34,9 @@ def test_the_wheel_holds_the_source_and_the_data_of_the_package(tmp_path: Path) 
                 assert told == "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         archive.extractall(tmp_path / "site")
     assert packages.own_sha256(tmp_path / "site" / "orchestrator") == packages.own_sha256()
-    ((name, (version, build)),) = packages.installed([str(tmp_path / "site")])
-    assert (name, version) == ("orchestrator", "0.1.0")
-    assert "editable" not in build
+    versions, builds = packages.installed([str(tmp_path / "site")])
+    assert versions == {"orchestrator": "0.1.0"}
+    assert "editable" not in builds["orchestrator"]
 
 
 def test_a_package_that_was_never_installed_has_a_wheel_too() -> None:
