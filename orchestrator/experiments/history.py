@@ -18,7 +18,7 @@ def history(recorded: Recorded) -> pandas.DataFrame:
 
     rows: dict[int, dict[str, Any]] = {int(line["step"]): {"loss": trace.loss_of(line)} for line in recorded.trace()}
     journal = recorded.files.journal
-    for event in lines.read(journal) if journal.exists() else ():
+    for event in lines.written(journal):
         if event["event"] == "evaluated" and event["step"] in rows:
             rows[event["step"]] |= {name: float(value) for name, value in event["metrics"].items()}
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("step")

@@ -90,6 +90,12 @@ def read(path: Path, holding: bytes = b"") -> Iterator[dict[str, Any]]:
                 yield _parsed(line, number)
 
 
+def written(path: Path) -> Iterator[dict[str, Any]]:
+    """As `read`, and nothing where there is no such file."""
+    if path.exists():
+        yield from read(path)
+
+
 def _parsed(line: bytes, number: int) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(line)

@@ -206,7 +206,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     if found.manifest is None and plan.run.begin is not None:
         begin.put(plan.run.begin, storage_of(plan, files))
         found = found._replace(manifest=checkpoints.latest().manifest)
-    journal = list(lines.read(files.journal)) if files.journal.exists() else []
+    journal = list(lines.written(files.journal))
     saved = max((event["step"] for event in journal if event["event"] == "checkpoint_saved"), default=first)
     if found.manifest is not None and found.manifest.step > saved and not _reaches(files, found.manifest, plan):
         say(
@@ -225,7 +225,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     if not plan.lockstep and files.barriers.exists():
         lines.cut(files.barriers, barriers_kept)
     cut = lines.cut(files.trace, (step or 0) - first) if files.trace.exists() else []
-    written = list(lines.read(files.trace)) if files.trace.exists() else []
+    written = list(lines.written(files.trace))
     reached = first + len(written)
     if reached < (step or 0):
         raise CheckpointDamaged(
@@ -269,18 +269,18 @@ def _refuse_mixed(journal: Sequence[Mapping[str, Any]], step: int, first: int) -
 def _reaches(files: RunFolder, manifest: Manifest, plan: Plan) -> bool:
     """Whether trace and sync barriers lead to this checkpoint. Files that came from the store may be older."""
     steps = manifest.step - plan.run.first_step
-    if steps > (sum(1 for _ in lines.read(files.trace)) if files.trace.exists() else 0):
+    if steps > sum(1 for _ in lines.written(files.trace)):
         return False
     if plan.lockstep:
         return True
-    barriers = sum(1 for _ in lines.read(files.barriers)) if files.barriers.exists() else 0
+    barriers = sum(1 for _ in lines.written(files.barriers))
     return barriers >= int(snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]["rests"])
 
 
 def _check(file: Path, is_whole: Callable[[Any], bool]) -> None:
     """Raises CheckpointDamaged where a line that a driver has left is not what it wrote, before anything is changed."""
     try:
-        found = enumerate(lines.read(file) if file.exists() else (), 1)
+        found = enumerate(lines.written(file), 1)
         damaged = next((number for number, line in found if not _holds(is_whole, line)), None)
     except ValueError as error:
         raise _damaged(file, str(error)) from None
@@ -344,7 +344,7 @@ def _barriers_until(manifest: Manifest, files: RunFolder) -> int:
     """How many sync barriers of an asynchronous run stand before the checkpoint. Raises CheckpointDamaged where the file of
     sync barriers does not lead to it."""
     reached = snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]
-    barriers = list(lines.read(files.barriers)) if files.barriers.exists() else []
+    barriers = list(lines.written(files.barriers))
     remedy = f"restore {files.barriers} from the artifacts of the run, or launch it again"
     if len(barriers) < reached["rests"]:
         raise CheckpointDamaged(

@@ -183,7 +183,7 @@ class Recorded:
     def trace(self) -> list[dict[str, Any]]:
         """The lines of the trace. Raises NotRerunnable for a damaged one."""
         try:
-            found = list(lines.read(self.files.trace)) if self.files.trace.exists() else []
+            found = list(lines.written(self.files.trace))
         except ValueError as error:
             raise _damaged(self.files.trace, str(error)) from None
         if not all(isinstance(line, dict) and "step" in line for line in found):
@@ -196,7 +196,7 @@ class Recorded:
         if not self._is_asynchronous:
             return None
         try:
-            found = list(lines.read(self.files.barriers)) if self.files.barriers.exists() else []
+            found = list(lines.written(self.files.barriers))
             barriers.check(found)
         except ValueError as error:
             raise _damaged(self.files.barriers, str(error)) from None

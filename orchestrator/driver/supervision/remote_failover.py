@@ -5,8 +5,8 @@ of that Ray.
 
 It hears that the driver lives from an actor on its node (`cluster.actors.driver_failover`), a line of standard input each
 time: first what to do, in JSON, then "beat", in the end "over". The actor ends with the Ray. When the process has not heard
-of the driver for some time, it asks the store, which the driver tells too (`holding`): so a network that is cut between the
-two machines is told from a driver that is dead. If the store knows nothing new for as long, the process becomes the next
+of the driver for some time, it asks the store, which the driver tells too (`leader_lease`): so a network that is cut between
+the two machines is told from a driver that is dead. If the store knows nothing new for as long, the process becomes the next
 driver. If the run has ended, or another process drives it, it ends.
 
 Not told apart are a driver that is dead and one that reaches neither this machine nor the store. The latter goes on until it

@@ -209,7 +209,7 @@ def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str]]
     place = (
         str(files.path.parent / crate.CHECKPOINTS) if came_along else files.checkpoints_at(original.held.checkpoint.uri)
     )
-    digests = _states(list(lines.read(files.journal)) if files.journal.exists() else [])
+    digests = _states(list(lines.written(files.journal)))
     try:
         storage = open_storage(place)
         found = {step: catalog.read(storage, step).state_digest for step in steps_among(storage.sizes()) if step > 0}

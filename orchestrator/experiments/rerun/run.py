@@ -10,7 +10,7 @@ command was typed, a new one if need be. Nothing of a record that is not one's o
 
 With `environment=rebuild` it runs in an environment made from the record (rebuild.py).
 
-With `stages=true` the preparation of its data is repeated first (preparation.py).
+With `stages=true` the preparation of its data is repeated first (data_stage_replay.py).
 
 With `audit=N` so many segments of it are repeated instead of the whole (audit.py).
 

@@ -4,7 +4,7 @@
     sweep.jsonl    the journal: what was asked, which runs began, what they came to, who went on; appended live
     verdict.json   of a rerun
 
-The journal holds what the next batch depends on, so a sweep whose driver was killed goes on from it (`Journal.read`).
+The journal holds what the next batch depends on, so a sweep whose driver was killed goes on from it (`SweepHistory.read`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SweepHistory:
         """A fold over the journal; a torn last line is left out. Raises UsageError for a damaged one."""
         known = cls()
         try:
-            for event in lines.read(journal) if journal.exists() else ():
+            for event in lines.written(journal):
                 known._take(event)
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(

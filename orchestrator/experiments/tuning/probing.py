@@ -104,7 +104,7 @@ class Prober:
             raise outcome.error
         windows = list(lines.read(self.folder / run_id / "times.jsonl"))
         spans = self.folder / run_id / "timeline.jsonl"
-        found = calibration.measured(layout, windows, watch.driver_s, lines.read(spans) if spans.exists() else ())
+        found = calibration.measured(layout, windows, watch.driver_s, lines.written(spans))
         if found is None:
             raise RunFailed(
                 f"the run ends before a step of {in_words(layout)} could be measured",

@@ -2,7 +2,7 @@
 
 The kept one is complete if and only if its mark exists, which is written last and tells what is in it. The thin one holds what
 comes from the restored code and from this package, and finds all else in the kept one, which is therefore never changed. Only
-this module knows how pip is called, and only `commands/rebuild.py` calls it, under `environment=rebuild`.
+this module knows how pip is called, and only `experiments/rerun/rebuild.py` calls it, under `environment=rebuild`.
 """
 
 from __future__ import annotations

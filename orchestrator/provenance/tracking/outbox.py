@@ -107,5 +107,5 @@ def store_of(path: Path) -> str | None:
 def read(path: Path) -> list[Item]:
     """The items to be sent, in order. An end behind which something follows was none: the run was resumed. Raises ValueError
     for a damaged file."""
-    found = [line for line in lines.read(path) if "store" not in line] if path.exists() else []
+    found = [line for line in lines.written(path) if "store" not in line]
     return [item for place, item in enumerate(found) if "end" not in item or place == len(found) - 1]

@@ -24,7 +24,7 @@ from orchestrator.comm.topologies import Schedule
 from orchestrator.config.plan import Variant
 from orchestrator.data.drift import Drift, Profile
 from orchestrator.records.barriers import Staleness
-from orchestrator.records.lines import read
+from orchestrator.records.lines import written
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def draw(folder: Path, seen: RunHistory, title: str, schedule: Schedule) -> str 
         losses = series.losses(seen.trace)
         if losses:
             drawing.curves(losses, series.metrics(seen.journal), title, folder / "loss.png")
-        windows = [] if seen.times is None or not seen.times.exists() else list(read(seen.times))
+        windows = [] if seen.times is None else list(written(seen.times))
         if windows:
             time.draw(windows, title, folder / "time.png")
         if seen.barriers:

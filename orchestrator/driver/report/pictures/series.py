@@ -16,7 +16,7 @@ from orchestrator.comm.pipeline_schedules import Hosts, Span, nominal, programs,
 from orchestrator.comm.pipeline_schedules.timeline import Costs
 from orchestrator.controller.shard_assignment import hosts_of
 from orchestrator.records.barriers import Staleness
-from orchestrator.records.lines import read
+from orchestrator.records.lines import written
 from orchestrator.records.trace import loss_of
 
 Series = list[tuple[int, float]]  # (step, value), steps ascending
@@ -37,14 +37,14 @@ class Column(NamedTuple):
 
 def losses(trace: Path) -> Series:
     """The training loss of each step that tells it."""
-    found = [(int(line["step"]), loss_of(line)) for line in read(trace)] if trace.exists() else []
+    found = [(int(line["step"]), loss_of(line)) for line in written(trace)]
     return [(step, loss) for step, loss in found if loss is not None and math.isfinite(loss)]
 
 
 def metrics(journal: Path) -> dict[str, Series]:
     """The validation metrics by name, in the order of their names, the loss first."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
-    for event in read(journal) if journal.exists() else ():
+    for event in written(journal):
         if event["event"] == "evaluated":
             for name, value in event["metrics"].items():
                 if isinstance(value, int | float) and math.isfinite(value):
@@ -73,7 +73,7 @@ def staleness(barriers: Iterable[Staleness]) -> Series:
 def flow(journal: Path, order: str, options: Mapping[str, Any]) -> Flow | None:
     """When the members of the last generation do what in a step; None where the model was not cut into stages. In seconds where
     it is known what stages cost, of which a forward is taken to have a third; otherwise in the time of a forward."""
-    events = list(read(journal)) if journal.exists() else []
+    events = list(written(journal))
     begun = [event for event in events if event["event"] == "generation_started" and event.get("stages")]
     if not begun:
         return None
