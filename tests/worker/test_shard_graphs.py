@@ -165,6 +165,27 @@ class Seeded(p.Mlp):
         return super().loss(model, batch) * (2.0 if torch.initial_seed() % 4 else 1.0)
 
 
+class Named(p.Mlp):
+    """Batches with texts."""
+
+    def collate(self, items: Any) -> Any:
+        return (*super().collate(items), f"{float(items[0][0].sum())}")
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch[:2])
+
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        return super().metrics(model, batch[:2])
+
+
+class Ragged(Named):
+    """Batches of many shapes."""
+
+    def collate(self, items: Any) -> Any:
+        *parts, text = super().collate(items)
+        return (*parts, torch.zeros(sum(map(ord, text)) % 9))
+
+
 class Rated(p.Mlp):
     """A loss that follows from the learning rate."""
 
@@ -285,6 +306,8 @@ def test_so_are_updates_of_replicas_that_run_free(retracer: Retracer, monkeypatc
         (Rolling, "random numbers in host memory"),
         (Peeking, "gives other bits"),
         (Seeded, "gives other bits"),
+        (Named, "texts or numbers beside their tensors"),
+        (Ragged, "other shapes than the first 4"),
         (Rated, "pipeline.made is the optimizer"),
         (Writing, "writes the buffer 'top'"),
     ],
@@ -441,3 +464,5 @@ def test_a_batch_is_taken_apart_and_built_again() -> None:
     assert taken_apart({**batch, "n": 4})[1] != shape  # type: ignore[index]
     assert str(rebuilt(batch, other[0])) == str({"x": [torch.zeros(2), (torch.ones(3), "text")], "n": 3})
     assert taken_apart([torch.ones(1), object()]) is None
+    assert shard_graphs.tensors_in(shape) == shard_graphs.tensors_in(taken_apart({**batch, "n": 4})[1])  # type: ignore[index]
+    assert shard_graphs.tensors_in(shape) != shard_graphs.tensors_in(taken_apart({**batch, "n": torch.ones(1)})[1])  # type: ignore[index]

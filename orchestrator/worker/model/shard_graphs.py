@@ -222,7 +222,7 @@ class ShardGraphs:
         # Those of the last micro-batch if it was done again, so that it has changed nothing that the recording does not.
         self.gradients: Sequence[torch.Tensor | None] | None = None
         self._places: Iterator[Any] | None = None
-        self._arrive_early = False
+        self._arrive_early = self._left_out = False
 
     @property
     def batch_bytes(self) -> int | None:
@@ -276,10 +276,26 @@ class ShardGraphs:
             self._give_up("loss() draws random numbers in host memory")
         elif recorded is None and len(self._recorded) < _MOST:
             recorded = self._record(tensors, shape, batch, work)
+        elif recorded is None:
+            self._leave_out(shape)
         if recorded is not None and self._goes:
             recorded.place.copy(tensors)  # which code of the user's may have written into
             self._compare(recorded, work, judged, start)
         return judged
+
+    def _leave_out(self, shape: Any) -> None:
+        """A micro-batch has no recording, and there are as many as there may be."""
+        serving = any(recorded.serves for recorded in self._recorded.values())
+        if not serving and all(tensors_in(shape) == tensors_in(other) for other in self._recorded):
+            self._give_up(
+                "batches hold texts or numbers beside their tensors, which are others in each; leave them out"
+            )
+        elif not self._left_out and self._goes:
+            self._left_out = True
+            self._tell(
+                f"micro-batches of other shapes than the first {_MOST} are computed without graphs, which is slower; pad rows "
+                "to a few lengths, such as multiples of 64"
+            )
 
     def _repeated(self, passes: _Passes, numbers: torch.Tensor) -> Judged:
         self.gradients = passes.gradients
@@ -393,6 +409,16 @@ class _Recorded:
     @property
     def serves(self) -> bool:
         return len(self.steps) >= _COMPARED
+
+
+def tensors_in(shape: Any) -> list[Any]:
+    """What the shape of a batch, as of `taken_apart`, says of its tensors, without all that is beside them. Pure."""
+    kind, *rest = shape
+    if kind is torch.Tensor:
+        return [shape]
+    if kind is dict:
+        return [each for _, part in rest[0] for each in tensors_in(part)]
+    return [each for part in rest[0] for each in tensors_in(part)] if issubclass(kind, (list, tuple)) else []
 
 
 def _host_generators() -> tuple[Any, ...]:
