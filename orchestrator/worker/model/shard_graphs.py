@@ -412,7 +412,7 @@ class _Recorded:
 
 
 def tensors_in(shape: Any) -> list[Any]:
-    """What the shape of a batch, as of `taken_apart`, says of its tensors, without all that is beside them. Pure."""
+    """The tensors in the shape of a batch, which `taken_apart` returns, without all else in it. Pure."""
     kind, *rest = shape
     if kind is torch.Tensor:
         return [shape]
