@@ -52,18 +52,22 @@ class Project:
     check: Callable[[], None]
     variables: Sequence[str] = ()
 
+    @property
+    def in_place(self) -> Workspace:
+        """The workspace of a node that has the project in the same folder."""
+        return Workspace(str(self.path), {"env_vars": environment.of_workers(self.variables)})
+
 
 def prepare_workspaces(project: Project, nodes: Iterable[Node], say: Callable[[str], None]) -> dict[str, Workspace]:
     """The workspace of each node, by node id. say: told what is copied and why. Raises ClusterUnavailable."""
     every = {node.id: node for node in nodes}
     expected = node_tree.capture(project.path, project.inputs)
-    in_place = Workspace(str(project.path), {"env_vars": environment.of_workers(project.variables)})
-    found = _survey(project, every.values(), in_place)
+    found = _survey(project, every.values(), project.in_place)
     if not node_tree.holds_package(project.path):
         _refuse({node: _foreign(expected, found[node]) for node in every}, every)
     wrong = {node: _wrong(expected, found[node]) for node in every}
     carried = {node: every[node] for node, problems in wrong.items() if problems}
-    workspaces = dict.fromkeys(every, in_place)
+    workspaces = dict.fromkeys(every, project.in_place)
     if carried:
         for node in carried:
             say(f"note: carrying code and data to node {every[node].name}: {few(wrong[node], _SHOWN)}")
@@ -88,10 +92,7 @@ def unlike(project: Project, node_id: str) -> str | None:
     if node is None:
         return "the node is gone"
     expected = node_tree.capture(project.path, project.inputs)
-    found = _survey(
-        project, [node], Workspace(str(project.path), {"env_vars": environment.of_workers(project.variables)})
-    )
-    problems = _wrong(expected, found[node.id])
+    problems = _wrong(expected, _survey(project, [node], project.in_place)[node.id])
     return f"node {node.name}: {few(problems, _SHOWN)}" if problems else None
 
 
