@@ -73,7 +73,7 @@ ROOMS = {
             "member_table",
             "load_balancing",
         ),
-        *("state_recovery", "shard_assignment", "sites", "work_stealing", "events", "checking"),
+        *("state_recovery", "shard_assignment", "sites", "events", "checking"),
     ],
     "config": ["resolve", "plan", "settings"],
     "adapters": ["table", "lightning", "transformers", "adapted", "source"],

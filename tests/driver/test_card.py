@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from orchestrator.data.drift import Drift, Shift
-from orchestrator.driver.report.card import CardContents, Trained, card, page
+from orchestrator.driver.report.card import CardContents, Trained, page
 from orchestrator.driver.report.page import (
     Block,
     Facts,
@@ -60,8 +60,12 @@ EVENTS = [{"event": "worker_lost", "worker": 1, "why": "killed"}, {"event": "che
 MOVED = Drift((Shift("x", 0.5, 0.3, 0.0, drifted=True, text="x: median 1 -> 2"),))
 
 
+def written(contents: CardContents) -> str:
+    return markdown(page(contents))
+
+
 def test_a_whole_card() -> None:
-    text = card(FACTS)
+    text = written(FACTS)
     for line in (
         "# digits: finished",
         "- command: `python -m orchestrator conf=digits`",
@@ -85,7 +89,7 @@ def test_a_whole_card() -> None:
 def test_the_model_is_loaded_from_the_store_that_has_it() -> None:
     """MLflow makes an empty store in the working directory where none is named."""
     for uri, address in ((None, "sqlite:///.orchestrator/mlflow.db"), ("http://there", "http://there")):
-        text = card(dataclasses.replace(FACTS, trained=TRAINED, uri=uri))
+        text = written(dataclasses.replace(FACTS, trained=TRAINED, uri=uri))
         told = [line.strip() for line in text.splitlines() if "mlflow" in line and line.startswith("    ")]
         assert told == [
             "import mlflow",
@@ -96,7 +100,7 @@ def test_the_model_is_loaded_from_the_store_that_has_it() -> None:
 
 def test_evaluations_stand_after_as_many_steps_as_the_terminal_says_with_the_digits_of_float32() -> None:
     events = [{"event": "evaluated", "step": at, "metrics": {"accuracy": 0.9800000190734863}} for at in (9, 19)]
-    text = card(dataclasses.replace(FACTS, outcome={"accuracy": 0.9800000190734863}, events=events))
+    text = written(dataclasses.replace(FACTS, outcome={"accuracy": 0.9800000190734863}, events=events))
     assert "| `after step` |" not in text
     assert "| after step | accuracy |" in text
     assert "| `20` | `0.98` |" in text
@@ -104,14 +108,14 @@ def test_evaluations_stand_after_as_many_steps_as_the_terminal_says_with_the_dig
 
 
 def test_obstacles_stand_before_the_command_that_repeats() -> None:
-    text = card(dataclasses.replace(FACTS, obstacles=["data/a is not under DVC; dvc add data/a"]))
+    text = written(dataclasses.replace(FACTS, obstacles=["data/a is not under DVC; dvc add data/a"]))
     before, _, after = text.partition("- data/a is not under DVC; dvc add data/a")
     assert "may be that it cannot" in before
     assert "rerun=0123abcd" in after
 
 
 def test_a_run_that_came_to_nothing_has_a_card() -> None:
-    text = card(
+    text = written(
         dataclasses.replace(FACTS, status="failed", code={}, data={}, nodes={}, outcome={"error": "no\nsuch column"})
     )
     assert text.startswith("# digits: failed\n")
@@ -138,8 +142,8 @@ def test_both_forms_say_the_same_and_the_html_is_one_file(tmp_path: Path) -> Non
 
 def test_nobody_is_told_to_go_on_where_it_would_end_the_same_way() -> None:
     failed = dataclasses.replace(FACTS, status="failed")
-    assert "resume=0123abcd" in card(failed)
-    assert "resume=" not in card(dataclasses.replace(failed, recurs=True))
+    assert "resume=0123abcd" in written(failed)
+    assert "resume=" not in written(dataclasses.replace(failed, recurs=True))
 
 
 def test_nothing_of_a_run_can_write_into_the_page() -> None:
@@ -157,7 +161,7 @@ def test_what_is_secret_is_taken_out_before_anything_is_escaped() -> None:
 
 
 def test_a_run_that_did_not_finish_says_how_to_go_on() -> None:
-    text = card(dataclasses.replace(FACTS, status="killed", uri="http://there"))
+    text = written(dataclasses.replace(FACTS, status="killed", uri="http://there"))
     assert "    python -m orchestrator resume=0123abcd tracking.uri=http://there" in text.splitlines()
 
 

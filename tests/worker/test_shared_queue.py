@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from orchestrator.controller.shard_assignment import assign_shards
-from orchestrator.controller.work_stealing import last_of_most
 from orchestrator.errors import Inconsistent
 from orchestrator.worker import strategies
 from orchestrator.worker.member import lasting_memory, shared_queue
@@ -40,6 +39,7 @@ from tests.worker.elastic import Elastic, Fault, elastic_settings
 from tests.worker.pipelines import Batch
 from tests.worker.runs import ONE, PATIENCE_S, Layout, members_end, train, windows_of
 from tests.worker.toys import ERROR_FEEDBACK
+from tests.worker.work_stealing import last_of_most
 
 pytestmark = pytest.mark.threads
 

@@ -29,7 +29,6 @@ from orchestrator.driver.report.page import (
     Section,
     Text,
     flat,
-    markdown,
 )
 from orchestrator.errors import few
 from orchestrator.records import files_read
@@ -100,11 +99,6 @@ class CardContents:
     before: tuple[str, Drift] | None = None
     uri: str | None = None  # of the MLflow store; None for the project's own
     recurs: bool = False  # whether it would end like this again if somebody went on with it
-
-
-def card(contents: CardContents) -> str:
-    """The page, in Markdown."""
-    return markdown(page(contents))
 
 
 def page(contents: CardContents) -> Page:

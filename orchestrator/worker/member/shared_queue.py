@@ -18,7 +18,8 @@ The memory belongs to the worker of the lowest rank on the host, and the others 
 owner, since a generation ends when a member is lost.
 
 The choice of a free shard is compiled, too (`numerics.loops`): Python that runs once in a step has left the processor's
-cache. The rule of the choice is in `controller.work_stealing`.
+cache. A worker takes the shards that were assigned to it front to back, then the last free one of whoever has most left, until
+none is free. Others take from the back, because what is assigned is read ahead from the front (`data.loaders`).
 
 The queue does not reach another host.
 """
@@ -72,7 +73,8 @@ class QueueMemory:
 
 class Assignment:
     """The shards that are assigned to the workers of a host, as compiled code reads them. assigned: the shards of each; own:
-    the place of the worker that asks; kept: as in `controller.work_stealing`; stamp: of the step."""
+    the place of the worker that asks; kept: so many are left to each,
+    since its loaders have read them ahead; stamp: of the step."""
 
     def __init__(self, assigned: Sequence[Sequence[int]], own: int, kept: int = 0) -> None:
         flat = [shard for shards in assigned for shard in shards]
@@ -102,8 +104,8 @@ class SharedQueue:
         return bool((self._joined[list(ranks)] == generation + 1).all())
 
     def claim(self, assignment: Assignment) -> int:
-        """The shard that this worker computes next in the step of the assignment's stamp, by the rules of
-        `controller.work_stealing`; -1: there is none left to it."""
+        """The shard that this worker computes next in the step of the assignment's stamp; -1: there is none left
+        to it."""
         if assignment is not self._assignment:
             self._assignment = assignment
             self._claim = LOOPS.prepared("claim", self._address, self._shards, *assignment.arguments)
@@ -136,7 +138,7 @@ class QueueConsumer:
         generation: int,  # its number
         rank: int,  # this worker's
         ranks: Sequence[int],  # of the workers of its host
-        kept: int = 0,  # shards left to each worker, as in `controller.work_stealing`
+        kept: int = 0,  # shards left to each worker, as in `Assignment`
     ) -> None:
         self._queue = queue
         self._generation = generation

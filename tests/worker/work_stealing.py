@@ -3,7 +3,7 @@
 A worker takes the shards that were assigned to it front to back, then the last free one of whoever has most left on its host,
 until none is free. Front and back, because what is assigned is read ahead from the front (`data.loaders`).
 
-Workers claim by the same rule, compiled (`worker.member.shared_queue`); a simulation asks `in_time` for a whole step.
+Workers claim by the same rule, compiled (`worker.member.shared_queue`), and tests compare the two.
 """
 
 from __future__ import annotations

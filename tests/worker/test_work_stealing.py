@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.controller.shard_assignment import assign_shards
-from orchestrator.controller.work_stealing import in_time, last_of_most
+from tests.worker.work_stealing import in_time, last_of_most
 
 
 def finish(computed: list[list[int]], seconds: list[float]) -> float:
