@@ -89,8 +89,8 @@ class RunFolder:
         """Keep every other driver away from this run, for as long as this process lives. Waits for a process that sends MLflow
         what it lacks of the run. Raises UsageError."""
         try:
-            self._lock = locks.take(self._lease)
-        except locks.Taken:
+            self._lease_now()
+        except UsageError:
             with locks.held(self._sent):
                 self._lease_now()
 
