@@ -14,9 +14,11 @@ _ABSTRACT = "meta"  # of parts that another stage holds, or of a model that is o
 
 
 def follow(model: torch.nn.Module) -> None:
-    """Have the modules of Lightning and the metrics within the model know where its parameters lie."""
+    """Have the modules of Lightning and the metrics within the model know where its parameters lie. Asked before each pass: all
+    know it if the model itself does."""
     found = (parameter.device for parameter in model.parameters() if parameter.device.type != _ABSTRACT)
-    if (device := next(found, None)) is not None:
+    device = next(found, None)
+    if device is not None and getattr(model, "device", None) != device:
         tell(model, device)
 
 
