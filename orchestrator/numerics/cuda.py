@@ -114,9 +114,8 @@ def waits() -> Iterator[list[str]]:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=_WAITS)
-        warnings.filterwarnings(
-            "ignore", message="Synchronization debug mode is a prototype"
-        )  # it finds what is looked for
+        # It finds the waits that are looked for.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
         shown: Any = warnings.showwarning
         warnings.showwarning = take  # type: ignore[assignment]
         torch.cuda.set_sync_debug_mode("warn")

@@ -167,9 +167,13 @@ def test_waits_of_another_thread_are_not_told(monkeypatch: pytest.MonkeyPatch) -
     assert [place.rpartition(":")[0] for place in found] == [__file__]
 
 
-def test_where_only_a_package_has_looked_its_line_is_told(tmp_path: Path) -> None:
-    file = tmp_path / "site-packages" / "masks.py"
-    file.parent.mkdir()
+@pytest.mark.parametrize("package", ["masks", "torchmetrics"])
+def test_where_only_a_package_has_looked_its_line_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str
+) -> None:
+    file = tmp_path / "site-packages" / package / "masks.py"
+    file.parent.mkdir(parents=True)
+    monkeypatch.setattr(shard_graphs, "_TORCH", tmp_path / "site-packages" / "torch")
     file.write_text("def look():\n    raise RuntimeError('operation not permitted')\n")
     found: dict[str, Any] = {}
     exec(compile(file.read_text(), file, "exec"), found)

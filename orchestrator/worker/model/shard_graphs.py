@@ -42,7 +42,7 @@ _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls i
 
 WITHOUT: Final = "micro-batches are computed without graphs, which is slower"
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = Path(torch.__file__).parent
 
 Judged = tuple[torch.Tensor, Any]  # loss and weight, a tensor or a number
 
@@ -459,7 +459,7 @@ def _users_line(error: BaseException) -> str:
     packages = [
         frame
         for frame in frames
-        if "-packages" in frame.filename and not (is_own(frame) or frame.filename.startswith(_TORCH))
+        if "-packages" in frame.filename and not (is_own(frame) or Path(frame.filename).is_relative_to(_TORCH))
     ]
     found = own or packages
     return f"{found[-1].filename}:{found[-1].lineno}: {str(found[-1].line).rstrip(':')}: " if found else ""
