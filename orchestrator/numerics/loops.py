@@ -500,8 +500,8 @@ def _claim(
     own: int,
     kept: int,
 ) -> int:
-    """The shard that a worker computes next, which is claimed then; -1: none is left to it. dealt: the shards of each worker,
-    one after the other, that of worker i from begins[i] on; hosts: so many workers; own: which of them asks; kept: so
+    """The shard that a worker computes next, which is claimed then; -1: none is left to it. assigned: the shards of each
+    worker, one after the other, that of worker i from begins[i] on; hosts: so many workers; own: which of them asks; kept: so
     many are left to each, which its loaders have read ahead. `worker.member.shared_queue` says the rest."""
     cells, assigned, begins = carray(cells_at, shards), carray(assigned_at, shards), carray(begins_at, hosts + 1)
     for i in range(begins[own], begins[own + 1]):
