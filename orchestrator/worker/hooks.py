@@ -96,7 +96,7 @@ class WorkerHooks:
         self._generation = generation
         self._rank = rank
         # A peer may wait for a store that long, which is nobody's fault.
-        self.deadline_s = state.plan.cluster.timeouts.deadline_s + workload.may_wait_s
+        self.deadline_s = state.plan.cluster.timeouts.deadline_s + workload.samples.may_wait_s
 
     def arrive(self, transport: CancellableTransport) -> None:
         """Load, take and give state, as this generation says."""

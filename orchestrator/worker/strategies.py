@@ -248,7 +248,7 @@ class LockstepStrategy(_Unsplit):
         layout = Layout.of([]) if encodes_there else replica.layout
         self._memory = Memory(layout, context.device.regions, sums=sums, contributes=plain)
         result = context.device.staging.flat(replica.layout.size) if encodes_there else self._memory.result
-        keep = lambda: {**first_residuals(codec, result, replica.layout), **context.workload.shard_state()}  # noqa: E731
+        keep = lambda: {**first_residuals(codec, result, replica.layout), **context.workload.batches.shard_state()}  # noqa: E731
         gradients = _contributing(context, keep)
         _refuse_kept(gradients, plan)
         self._states = gradients.states
@@ -354,7 +354,7 @@ class LockstepStrategy(_Unsplit):
             other for other in range(generation.workers) if place is not None and generation.queues[other] == place
         ]
         found = QueueConsumer(queue, generation.number, rank, beside, kept=plan.data.loaders)
-        self._workload.taken_by_other = found.taken_by_other
+        self._workload.batches.taken_by_other = found.taken_by_other
         return found
 
 
@@ -364,7 +364,7 @@ def _contributing(context: WorkerContext, kept: Callable[[], State]) -> Contribu
     local, beat = context.plan.update.local, context.services.heartbeat.beat
     if local is None:
         return ShardGradients(context.workload, context.replica, context.before, kept)
-    seed, shard_of = context.plan.run.seed, context.workload.shard_of
+    seed, shard_of = context.plan.run.seed, context.workload.samples.shard_of
     beat_of = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
     return LocalSteps(context.workload, context.replica, local, seed, beat_of, context.services.await_copied, kept)
 

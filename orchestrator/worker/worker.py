@@ -131,9 +131,9 @@ class Worker:
         construction.refuse_compiled(self._workload.model, plan)
         if self._services.tries_answers and (found := answering.unfit(plan, self._workload)) is not None:
             self._services.emit({"event": "unserved", **found})
-        if self._workload.streams is not None:
+        if self._workload.batches.streams is not None:
             _refuse_epochs(plan)
-        if self._workload.is_live:
+        if self._workload.batches.is_live:
             _refuse_live(plan)
         self._services.heartbeat.beat("prepare")
         began = time.time()
@@ -165,8 +165,8 @@ class Worker:
             raise ConfigurationError(
                 [f"{who} watch a metric, but datasets() returned no validation set"], code="evaluation.no-validation"
             )
-        division = self._workload.division
-        listing = getattr(self._workload.training_data, "listing", None)
+        division = self._workload.samples.division
+        listing = getattr(self._workload.samples.dataset, "listing", None)
         if (
             in_stages and device == "cuda"
         ):  # what is proved in host memory holds for any number; a generation sets it again
@@ -178,20 +178,20 @@ class Worker:
             replica.forget()  # gradients of the proof, which a spare would hold as long as it waits
             if device == "cuda" and (self._flops_per_sample is not None or in_stages):
                 self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
-        steps = plan.run.length(self._workload.order.steps_of)
+        steps = plan.run.length(self._workload.samples.order.steps_of)
         if steps <= plan.run.first_step:
             raise ConfigurationError(
                 [f"run.epochs: {steps} steps in all, and the run begins after {plan.run.first_step} of them"],
                 "give the number of epochs in all",
                 code="begin.no-epochs-left",
             )
-        self._workload.verify_streams(steps)
+        self._workload.batches.verify_streams(steps)
         return {
             **({} if division is None else {"partition": division.digest}),
             **self._subset(),
             **({} if listing is None else {"files": listing}),
             "steps": steps,
-            "samples": self._workload.order.samples,
+            "samples": self._workload.samples.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": replica.layout.as_dict(),
             "trained": len(replica.parameters),
@@ -271,17 +271,17 @@ class Worker:
         if self._callbacks is not None:
             self._callbacks.close()
         self._callbacks = None
-        self._workload.close()
+        self._workload.batches.close()
         self._digests.close()
         self._close_loaders()
 
     def training_data(self) -> Any:
         """The training data set. Not to be read while a generation runs: that may draw random numbers."""
-        return self._workload.training_data
+        return self._workload.samples.dataset
 
     def partition(self) -> dict[str, Any] | None:
         """How the training samples are divided among the shards, as plain data; None where they are not."""
-        return self._workload.partition()
+        return self._workload.samples.partition()
 
     def layers(self) -> str:
         """The model in words, as torch has it."""
@@ -303,7 +303,7 @@ class Worker:
         return Weights(self._execution.boundary.state())
 
     def _subset(self) -> dict[str, str]:
-        subset = self._workload.subset
+        subset = self._workload.samples.subset
         return {} if subset is None else {"subset": hashlib.sha256(subset.astype("<i8").tobytes()).hexdigest()}
 
     def _prove(self, replica: Replica, anew: proof.Anew | None) -> str:
@@ -384,8 +384,8 @@ class Worker:
             hooks.arrive(transport)
             state.timing.keeps_time = rank == 0
             state.model_state.shards = shards
-            self._workload.attendance.goes_on_without(begin.absent)
-            self._workload.host_streams(shards, lambda: _stream_log(generation, rank))
+            self._workload.samples.attendance.goes_on_without(begin.absent)
+            self._workload.batches.host_streams(shards, lambda: _stream_log(generation, rank))
             if not state.loop.ended:
                 self._look_ahead(generation, rank, steps)
                 self._fetch_ahead(shards, steps)
@@ -393,11 +393,11 @@ class Worker:
             executor, exchange = self._execution.executor(moment)
             halted = state.loop.run(executor, exchange, hooks, saving=bool(generation.writers))
         finally:
-            self._workload.drop_following()
+            self._workload.batches.drop_following()
             state.model_state.replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
             self._services.tell_times(at_once=True)
-            self._workload.account.tell()
+            self._workload.batches.account.tell()
             self._digests.settle()  # others may take the state over, with what was told
         if halted != "regroup" and self._plan.run.compute.device == "cuda":
             self._services.emit({"event": "memory", **self._memory()})
@@ -419,8 +419,8 @@ class Worker:
     def _look_ahead(self, generation: Generation, rank: int, steps: int) -> None:
         nodes = generation.begin.nodes[: generation.workers]
         share = self._plan.data.cache_bytes // nodes.count(nodes[rank])
-        self._workload.account.emit = self._services.emit
-        self._workload.look_ahead(generation.begin.shards[rank], steps, share)
+        self._workload.batches.account.emit = self._services.emit
+        self._workload.batches.look_ahead(generation.begin.shards[rank], steps, share)
 
     def _start_loaders(self) -> Loaders | None:
         """The processes that fetch batches ahead, where the plan wants them; they start beside the build, and outlive
@@ -445,7 +445,7 @@ class Worker:
             return InputAudit()
         self._services.heartbeat.beat("prepare")
         with phases.of("loaders", "worker"):
-            self._workload.verify(self._loaders)
+            self._workload.batches.verify(self._loaders)
         return self._loaders.input_audit
 
     def _close_loaders(self) -> None:
@@ -456,7 +456,7 @@ class Worker:
     def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
         if self._loaders is not None:
             self._loaders.forget()
-            self._workload.fetch_ahead(self._loaders, shards, steps)
+            self._workload.batches.fetch_ahead(self._loaders, shards, steps)
 
 
 def _refuse_epochs(plan: Plan) -> None:

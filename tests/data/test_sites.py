@@ -72,11 +72,11 @@ def workload(place: Path, how: str = "list", offered: Sequence[str] = ("there",)
 
 def test_a_worker_reads_the_files_of_its_site_and_needs_no_others(place: Path) -> None:
     work = workload(place)
-    assert work.attendance.own == (2,)
+    assert work.samples.attendance.own == (2,)
     assert work.loss(0, 2) is not None
     with refused("site.wrong-node"):
         work.loss(0, 0)
-    assert len(work.samples(3)) == 2
+    assert len(work.first_batch(3)) == 2
 
 
 def test_the_labels_may_not_be_read_from_the_samples(place: Path) -> None:
@@ -97,11 +97,11 @@ def test_clients_that_are_drawn_anew_have_no_site(place: Path) -> None:
 def test_who_sat_out_then_has_nothing_to_compute(place: Path) -> None:
     """Nobody opens a file of theirs either, also where the repetition is told of no sites."""
     work = workload(place, offered=("here", "there"), sat_out={1: (0, 1)})
-    assert [work.rows(1, shard) for shard in range(3)] == [0, 0, 2]
+    assert [work.batches.rows(1, shard) for shard in range(3)] == [0, 0, 2]
     assert work.loss(1, 0) is None
-    assert [work.rows(2, shard) for shard in range(3)] == [2, 2, 2]
-    work.attendance.goes_on_without((2,))
-    assert work.rows(2, 2) == 0
+    assert [work.batches.rows(2, shard) for shard in range(3)] == [2, 2, 2]
+    work.samples.attendance.goes_on_without((2,))
+    assert work.batches.rows(2, 2) == 0
 
 
 @pytest.mark.parametrize(("elsewhere", "noted"), [(True, []), (False, ["a.jsonl", "b.jsonl", "c.jsonl"])])

@@ -24,7 +24,7 @@ from orchestrator.numerics.staging import Arriving, Copying, Resident
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.worker import device, worker
 from orchestrator.worker.model import batch_place, shard_graphs
-from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from orchestrator.worker.model.micro_batches import MicroBatches
 from tests.comm.transports import device_double
 from tests.numerics.ordered_streams import Ordered, Stream, order_streams
 from tests.worker import faulty as f
@@ -95,34 +95,34 @@ def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> See
 
 
 def _watch(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
-    run, fetch, drop = worker.Worker.run, PipelineAdapter._fetch, PipelineAdapter.drop_following
-    begin = PipelineAdapter._begin_following
+    run, fetch, drop = worker.Worker.run, MicroBatches.fetch, MicroBatches.drop_following
+    begin = MicroBatches.begin_following
 
     def watched(each: Any, *arguments: Any) -> Any:
         with seen.ordered.watched():
             return run(each, *arguments)
 
-    def fetched(adapter: Any, micro_batch: Any) -> Arriving:
-        before = adapter._following
-        found = fetch(adapter, micro_batch)
+    def fetched(batches: Any, micro_batch: Any) -> Arriving:
+        before = batches._following
+        found = fetch(batches, micro_batch)
         if before is not None and found is before[1]:
             seen.used.append(before[0])
         return found
 
-    def begun(adapter: Any, key: Key) -> None:
-        begin(adapter, key)
-        if adapter._following is not None:
-            seen.begun.append(adapter._following[0])
+    def begun(batches: Any, key: Key) -> None:
+        begin(batches, key)
+        if batches._following is not None:
+            seen.begun.append(batches._following[0])
 
-    def dropped(adapter: Any) -> None:
-        if adapter._following is not None:
-            seen.held.append(adapter._following[0])
-        drop(adapter)
+    def dropped(batches: Any) -> None:
+        if batches._following is not None:
+            seen.held.append(batches._following[0])
+        drop(batches)
 
     monkeypatch.setattr(worker.Worker, "run", watched)
-    monkeypatch.setattr(PipelineAdapter, "_fetch", fetched)
-    monkeypatch.setattr(PipelineAdapter, "_begin_following", begun)
-    monkeypatch.setattr(PipelineAdapter, "drop_following", dropped)
+    monkeypatch.setattr(MicroBatches, "fetch", fetched)
+    monkeypatch.setattr(MicroBatches, "begin_following", begun)
+    monkeypatch.setattr(MicroBatches, "drop_following", dropped)
 
 
 def test_no_bit_differs_and_each_micro_batch_but_the_first_is_on_its_way(seen: Seen) -> None:

@@ -300,7 +300,7 @@ def test_who_writes_checkpoints_has_their_memory_page_locked_once_steps_run(
         model_state=SimpleNamespace(to_write=lambda _, part: part),
         boundary=SimpleNamespace(part=lambda _: None),
     )
-    workload: Any = SimpleNamespace(may_wait_s=0)
+    workload: Any = SimpleNamespace(samples=SimpleNamespace(may_wait_s=0))
     generation: Any = SimpleNamespace(number=0, writers=(1, 2))
     WorkerHooks(state, workload, generation, rank).running()
     assert found == asked

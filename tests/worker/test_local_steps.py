@@ -259,8 +259,8 @@ def test_the_largest_counter_is_taken() -> None:
 def _parts(number: int) -> list[Any]:
     worker = Worker(resolve(settings_for(LabelledBatchnorm, **CASES[number])), LocalRegions())
     worker.prepare()
-    assert worker._workload.division is not None
-    return [part.samples for part in worker._workload.division.parts]
+    assert worker._workload.samples.division is not None
+    return [part.samples for part in worker._workload.samples.division.parts]
 
 
 @pytest.mark.long
@@ -407,7 +407,7 @@ def test_who_owns_one_sample_is_named_by_round_client_and_local_step() -> None:
         LocalRegions(),
     )
     worker.prepare()
-    sampler = worker._workload._sampler
+    sampler = worker._workload.samples._sampler
     assert isinstance(sampler, ClientSampler)
     round_, client, shard = map(int, found.groups())
     assert (sampler.client(round_, shard), sampler.samples(round_, shard)) == (client, 1)

@@ -239,7 +239,7 @@ class OfKeywords(nn.Module):
 
 def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> batch_invariance.InvarianceTrial:
     """The trial of a model, as a run tells it whose first samples are this batch."""
-    workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, samples=lambda _: batch)
+    workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, first_batch=lambda _: batch)
     return answering._tried(workload, 1, "native")
 
 
@@ -315,7 +315,7 @@ def test_a_model_that_would_take_a_processor_long_is_not_asked() -> None:
         def forward(self, _: Tensor) -> Tensor:
             raise AssertionError("it was asked")
 
-    workload: Any = SimpleNamespace(pipeline=Plain(), model=Refusing(), samples=lambda _: words())
+    workload: Any = SimpleNamespace(pipeline=Plain(), model=Refusing(), first_batch=lambda _: words())
     found = answering._tried(workload, 1, "native", 1.8e11)
     assert (found.rows, found.why) == (None, answering.TOO_LARGE)
 
@@ -329,7 +329,9 @@ def at_the_start(
         cluster=SimpleNamespace(members=members), run=SimpleNamespace(seed=1), data=SimpleNamespace(privacy=privacy)
     )
     samples = lambda rows: batch[:rows] if isinstance(batch, Tensor) else batch  # noqa: E731
-    workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, samples=samples, streams=streams)
+    workload: Any = SimpleNamespace(
+        pipeline=pipeline or Plain(), model=model, first_batch=samples, batches=SimpleNamespace(streams=streams)
+    )
     return answering.unfit(plan, workload)
 
 

@@ -42,8 +42,8 @@ def work(kind: type[p.Small] = Virtual, **data: Any) -> PipelineAdapter:
 
 def test_in_blocks_micro_batches_are_computed() -> None:
     for made in (work(order=Variant("blocks")), work(Two, order=Variant("blocks"), mixture={"a": 1, "b": 3})):
-        made.plan([10**6], range(4))
-        samples = {index for shard in range(4) for index in made._micro_batch(10**6, shard).key.indices}
+        made.batches.plan([10**6], range(4))
+        samples = {index for shard in range(4) for index in made.batches.at(10**6, shard).key.indices}
         assert len(samples) == 32
         assert max(samples) > SAMPLES // 10
 

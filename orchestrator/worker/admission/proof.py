@@ -58,11 +58,11 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
     computes it the last time, with whole gradients freed; compiles: whether code may be compiled, as the settings say. Raises
     Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
     compiled = _compiled()
-    own, pinned = workload.attendance.own, workload.attendance.is_pinned
+    own, pinned = workload.samples.attendance.own, workload.samples.attendance.is_pinned
     take = fingerprint if anew is None else fingerprint_sparing
     verify = functools.partial(_verify, workload, fills=not compiles)
     first: str | None = ""
-    if not workload.is_live:
+    if not workload.batches.is_live:
         what = f"micro-batch (step 0, shard {next(iter(own), 0)})"
         look = functools.partial(varying_operation.found, workload, replica, watches=not compiles)
         differs = lambda: look(own[0]) if anew is None else None  # noqa: E731
@@ -88,8 +88,8 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
         if evaluated is not None and in_another_way.evaluated() != evaluated:
             of_batches()
             raise in_another_way.other_evaluation()
-    if workload.has_rate:
-        verify("rate(0)", range(1), lambda step: workload.rate(step).hex())
+    if workload.optimizer_calls.has_rate:
+        verify("rate(0)", range(1), lambda step: workload.optimizer_calls.rate(step).hex())
     if _compiled() != compiled and not compiles:
         raise PipelineRaised(
             "a part of the pipeline was compiled while a batch was computed",
@@ -103,7 +103,7 @@ def operators(workload: PipelineAdapter, replica: Replica) -> set[str]:
     """The operators of torch that the first micro-batch and the first validation batch use; none of a batch that fails, as its
     step will."""
     with used.recorded() as found:
-        for shard in workload.attendance.own[:1]:
+        for shard in workload.samples.attendance.own[:1]:
             fingerprint(workload, replica, shard)
         if workload.evaluation_batches:
             with contextlib.suppress(OrchestratorError):
@@ -116,10 +116,13 @@ def flops_per_sample(workload: PipelineAdapter, replica: Replica) -> float | Non
     computed before its step."""
     from orchestrator.numerics import flop_counting  # it imports Triton, and a driver that plans stages counts nothing
 
-    shards = [shard for shard in workload.attendance.own[:1] if not workload.is_live and workload.rows(0, shard)]
+    batches, own = workload.batches, workload.samples.attendance.own[:1]
+    shards = [shard for shard in own if not batches.is_live and batches.rows(0, shard)]
     found = [flop_counting.counted(lambda: _contributed(replica, lambda: workload.loss(0, shard))) for shard in shards]  # noqa: B023
     replica.begin_shard()
-    return next((count / workload.rows(0, shard) for count, shard in zip(found, shards, strict=True) if count), None)
+    return next(
+        (count / workload.batches.rows(0, shard) for count, shard in zip(found, shards, strict=True) if count), None
+    )
 
 
 def _verify(

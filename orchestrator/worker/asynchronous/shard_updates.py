@@ -157,7 +157,7 @@ class ShardUpdates:
             element = int((~torch.isfinite(memory.gradient)).nonzero()[0])
             memory.gradient.zero_()
             name = name_of(self._replica.layout, element)
-            named = self._workload.named(reading.clock, shard)
+            named = self._workload.batches.named(reading.clock, shard)
             raise NonFinite(
                 f"the gradient of {name} is not finite in {where}{named}", NON_FINITE_REMEDY, code="loss.gradient"
             )

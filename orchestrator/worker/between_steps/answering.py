@@ -63,7 +63,7 @@ def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
     kind, is_staged = type(workload.pipeline), plan.cluster.members.stages > 1
     if defines(kind, "example") or defines(kind, "predict") or is_staged:
         return None
-    if workload.streams is not None and not workload.held_out:
+    if workload.batches.streams is not None and not workload.held_out:
         return None
     try:
         if sum(each.numel() for each in workload.model.parameters()) > _MOST_COPIED:
@@ -117,7 +117,7 @@ def _with_samples(
     pipeline, given = workload.pipeline, None
     try:
         with seeded(seed, "predict"):
-            given = workload.samples(rows)
+            given = workload.first_batch(rows)
             with naming("example()"):
                 inputs = given = pipeline.example(given)
             with asked as model, torch.no_grad():

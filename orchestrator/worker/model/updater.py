@@ -31,7 +31,7 @@ class Updater:
         # instead of that of `update`, by the norm of a gradient of which this is a part; None: that of `update`
         clipping: Transform | None = None,
     ) -> None:
-        self._workload = workload
+        self._workload, self._calls = workload, workload.optimizer_calls
         self._replica = replica
         self.optimizer = optimizer
         self._pieces = Pieces(optimizer)
@@ -48,10 +48,10 @@ class Updater:
 
     def start(self, steps: int) -> None:
         """Set the length of the run."""
-        workload, schedule = self._workload, self._schedule
-        epoch = workload.order.steps_per_epoch
-        if workload.has_rate:
-            self._rate = lambda step, _reductions: workload.rate(step)
+        schedule = self._schedule
+        epoch = self._workload.samples.order.steps_per_epoch
+        if self._calls.has_rate:
+            self._rate = lambda step, _reductions: self._calls.rate(step)
         else:
             factor, warmup = schedules.build(schedule.name, schedule.options), self._warmup
             scale = (lambda _step: 1.0) if self._scaling is None else self._scaling.at
@@ -79,7 +79,7 @@ class Updater:
         self._replica.forget()
         gradients, following = self._after.update(agreed[: len(self._replica.parameters)], self.state)
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
-        self.divided.make(step, gradients, lambda go: self._workload.optimize(step, self.optimizer, result, go))
+        self.divided.make(step, gradients, lambda go: self._calls.optimize(step, self.optimizer, result, go))
         self._made = following
 
     def apply(
@@ -109,7 +109,7 @@ class Updater:
         for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
             parameter.grad = gradient
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
-        self._workload.optimize(step, self.optimizer, result, self._pieces.step)
+        self._calls.optimize(step, self.optimizer, result, self._pieces.step)
         injection.at("parameters", step, self._replica.parameters)
 
 

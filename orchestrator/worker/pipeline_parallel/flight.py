@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from orchestrator.comm.pipeline_schedules import Task
-from orchestrator.worker.model.pipeline_adapter import Call
+from orchestrator.worker.model.calls import Call
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators
 from orchestrator.worker.pipeline_parallel.replay import Record, Stage

@@ -18,7 +18,8 @@ from orchestrator.checkpoint.state import digest as digest_of
 from orchestrator.common import nondeterministic
 from orchestrator.errors import Inconsistent, OrchestratorError
 from orchestrator.numerics.staging import Direct, Staging
-from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
+from orchestrator.worker.model.calls import Call
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel.border_values import Activations, BorderValue, Generators, Gradients, placed
 from orchestrator.worker.pipeline_parallel.cuts import Cuts
@@ -30,7 +31,7 @@ def fingerprint(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging
     in between. Empty where the micro-batch has no rows, weighs nothing or fails, as its step will. The model is in host
     memory, and is left as it was. Raises PipelineRaised where the device failed of it;
     Inconsistent where it gives other bits the second time."""
-    shards = [*range(min(2, workload.order.shards)), 0]
+    shards = [*range(min(2, workload.samples.order.shards)), 0]
     first, *_, again = (_digests(workload, replica, cuts, staging, shard) for shard in shards)
     differing = next((name for name, bits in first.items() if again.get(name) != bits), None)
     if differing is not None:
@@ -48,7 +49,7 @@ def _digests(workload: PipelineAdapter, replica: Replica, cuts: Cuts, staging: S
     replica.begin_shard()
     workload.compute_on(staging)
     try:
-        if not workload.rows(0, shard):
+        if not workload.batches.rows(0, shard):
             return {}
         with workload.call(0, shard) as call:
             return _OneByOne(workload, replica, cuts, staging).digests(call, takes=shard == 0)

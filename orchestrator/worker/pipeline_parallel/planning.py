@@ -15,7 +15,8 @@ from orchestrator.numerics.staging import taken_apart
 from orchestrator.pipeline import defines, naming
 from orchestrator.worker.admission import proof
 from orchestrator.worker.between_steps import evaluation
-from orchestrator.worker.model.pipeline_adapter import Call, PipelineAdapter
+from orchestrator.worker.model.calls import Call
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Generators
@@ -61,7 +62,7 @@ def summary(cuts: Cuts, model: torch.nn.Module) -> dict[str, Any]:
 def surveyed(workload: PipelineAdapter, replica: Replica, *, keeps: bool = False) -> dict[Way, Survey]:
     """One micro-batch and the first validation batch, each computed once while every operation is looked at. keeps: as of
     `survey`, for the micro-batch."""
-    shard = next(shard for shard in range(workload.order.shards) if workload.rows(0, shard))
+    shard = next(shard for shard in range(workload.samples.order.shards) if workload.batches.rows(0, shard))
     surveys: dict[Way, Survey] = {}
     replica.begin_shard()
     with workload.call(0, shard) as call:
@@ -178,7 +179,7 @@ class InStages:
     def _loss(self, step: int, shard: int) -> tuple[float, float] | None:
         """As `PipelineAdapter.loss`."""
         workload = self._workload
-        if not workload.rows(step, shard):
+        if not workload.batches.rows(step, shard):
             return None
         with self._split() as whole, workload.call(step, shard) as call, self._batch_watched(call):
             judged = call.judged(whole.forward(call.make))

@@ -114,7 +114,7 @@ class StageTrainer:
         if attempt == 0:
             links.refresh(self._parts.held)
         self._summation.clear()
-        self._parts.workload.plan([step], links.shards)
+        self._parts.workload.batches.plan([step], links.shards)
         options = optimizers.options(self._updater.optimizer)
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
         tally, flights = _Tally(self._parts.replica.left()), dict[int, Flight]()
@@ -124,7 +124,7 @@ class StageTrainer:
         for task in links.program:
             self._services.heartbeat.beat("compute", step, task.shard)
             self._services.writer.copied(0)
-            if self._parts.workload.rows(step, task.shard):
+            if self._parts.workload.batches.rows(step, task.shard):
                 walk = self._forward if task.kind == "forward" else self._backward
                 walk(task.shard, (step, attempt), tally, flights, local)
         links.finish()
@@ -276,7 +276,7 @@ class StageTrainer:
         self._look_back(step, tally)
         shards = list(tally.weights)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            named = self._parts.workload.named(step, shards[nth])
+            named = self._parts.workload.batches.named(step, shards[nth])
             tally.faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth], named))
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
 
@@ -286,7 +286,7 @@ class StageTrainer:
         tally.losses.update(losses)
         for shard, loss in losses.items():
             if not math.isfinite(loss):
-                tally.faults.setdefault(shard, self._parts.workload.not_finite(step, shard, loss))
+                tally.faults.setdefault(shard, self._parts.workload.batches.not_finite(step, shard, loss))
         unread, tally.unread = tally.unread, {}
         for shard, (present, counters) in zip(unread, self._parts.replica.read([*unread.values()]), strict=True):
             try:

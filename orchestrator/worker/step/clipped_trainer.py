@@ -151,7 +151,7 @@ class ClippedTrainer(LocalTrainer):
         """The keys of the run; the same in each generation."""
         if keys is not None:
             self._clipped.keys = keys
-            self._workload.unlock(keys)
+            self._workload.samples.unlock(keys)
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
         self._clipped.clear()
@@ -160,7 +160,7 @@ class ClippedTrainer(LocalTrainer):
         self._counters = self._replica.counter_values()
         for shard in self._shards:
             try:
-                for each in self._workload.sampled_clients(step, shard):
+                for each in self._workload.samples.sampled_clients(step, shard):
                     self.beat(step, shard)
                     self._services.writer.copied(0)
                     self._add_clipped(step, each, grid)
@@ -178,7 +178,7 @@ class ClippedTrainer(LocalTrainer):
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:  # noqa: ARG002
         return trace.line(
-            step, self._clipped.told_loss(step), fingerprint, absent=self._workload.attendance.absent(step)
+            step, self._clipped.told_loss(step), fingerprint, absent=self._workload.samples.attendance.absent(step)
         )
 
     def beat(self, step: int, shard: int) -> None:
@@ -197,6 +197,7 @@ class ClippedTrainer(LocalTrainer):
                     code="privacy.integer-buffer",
                 )
         if computed is not None:
-            self._clipped.add(self._workload.shard_of(step, each), computed.tensors, float(computed.weight), grid)
+            shard = self._workload.samples.shard_of(step, each)
+            self._clipped.add(shard, computed.tensors, float(computed.weight), grid)
             self._clipped.add_loss(float(computed.loss))
             self._replica.forget()

@@ -2,7 +2,7 @@
 gradient.
 
     x          the parameters at the start of the round, the same for all shards
-    y = x      then for each local step, numbered through the run (`PipelineAdapter.local_steps`):
+    y = x      then for each local step, numbered through the run (`TrainingSamples.local_steps`):
     g          the gradient of the micro-batch at y, plus proximal_mu * (y - x), clipped
     y          after a step of the local optimizer, which is new in each round
     x - y      the contribution, in float32; running statistics as they are after the last step
@@ -60,21 +60,22 @@ class LocalSteps:
         self._beat = beat
         self._await_copied = await_copied
         self.keeps_state = bool(residuals())
-        self.states = states_of(workload, residuals)
+        self.states = states_of(workload.batches.streams, residuals)
         self._start = torch.empty_like(replica.flat)
         self._starts = [slot.view(self._start) for slot in replica.layout.slots[: len(replica.parameters)]]
 
     def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """An assignment by each shard's number of local steps in this round, which every worker knows. Shards that keep
         state, or that are read at their site only, stay with their hosts."""
-        if self.keeps_state or self.workload.attendance.is_pinned:
+        samples = self.workload.samples
+        if self.keeps_state or samples.attendance.is_pinned:
             return assigned
-        sizes = [len(self.workload.local_steps(step, shard)) for shard in range(self.workload.order.shards)]
+        sizes = [len(samples.local_steps(step, shard)) for shard in range(samples.order.shards)]
         return assigned if len(set(sizes)) == 1 else assign_by_size(sizes, len(assigned))
 
     def plan(self, step: int, shards: Sequence[int]) -> None:  # noqa: ARG002
         """Plans no micro-batches: those of a whole round may be many, and are planned with their shard."""
-        self.workload.host(shards)
+        self.workload.batches.host(shards)
         self.states.discard()
 
     def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:  # noqa: ARG002
@@ -83,11 +84,11 @@ class LocalSteps:
         self._await_copied()
         replica.begin_shard()
         self._start.copy_(replica.flat)
-        settle(self.workload, self.states, step, shard)
+        settle(self.workload.batches.streams, self.states, step, shard)
         try:
             trained = self._trained(step, shard)
             if self.keeps_state:
-                self.states.stage(shard, stream_row(self.workload, shard))
+                self.states.stage(shard, stream_row(self.workload.batches.streams, shard))
             return trained
         finally:
             replica.flat.copy_(self._start)
@@ -100,9 +101,9 @@ class LocalSteps:
     def _trained(self, step: int, shard: int) -> Contribution | None:
         """Take the local steps of a shard, and leave the parameters as they are after the last one. Returns None if all its
         micro-batches are empty."""
-        replica, clocks = self._replica, self.workload.local_steps(step, shard)
-        self.workload.plan(clocks, [shard])
-        optimizer = self.workload.local_optimizer(self._local.optimizer, step, shard)
+        replica, clocks = self._replica, self.workload.samples.local_steps(step, shard)
+        self.workload.batches.plan(clocks, [shard])
+        optimizer = self.workload.optimizer_calls.local_optimizer(self._local.optimizer, step, shard)
         means: list[tuple[float, float]] = []
         present = [False] * len(replica.parameters)
         for clock in clocks:
@@ -119,7 +120,7 @@ class LocalSteps:
             present = [was or gradient is not None for was, gradient in zip(present, gradients, strict=True)]
             for parameter, gradient in zip(replica.parameters, gradients, strict=True):
                 parameter.grad = gradient
-            self.workload.optimize_locally(clock, shard, optimizer)
+            self.workload.optimizer_calls.optimize_locally(clock, shard, optimizer, replayed=self.workload.replayed)
             replica.check_frozen()
             replica.moved()
         if not means:

@@ -176,7 +176,8 @@ class LocalTrainer:
         return self._summation.total(exchange, step, attempt, consensus)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
-        return trace.line(step, consensus.loss, fingerprint, absent=self._gradients.workload.attendance.absent(step))
+        absent = self._gradients.workload.samples.attendance.absent(step)
+        return trace.line(step, consensus.loss, fingerprint, absent=absent)
 
     def make(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff."""
@@ -302,7 +303,7 @@ class LocalTrainer:
             if fault is not None and shard == fault[0]:
                 break
             if not math.isfinite(loss):
-                return shard, self._gradients.workload.not_finite(step, shard, loss)
+                return shard, self._gradients.workload.batches.not_finite(step, shard, loss)
         if fault is not None:
             return fault
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):

@@ -17,6 +17,7 @@ from orchestrator.pipeline import naming
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
+from orchestrator.worker.model.stream_readers import StreamReaders
 
 
 class Contribution(NamedTuple):
@@ -47,7 +48,7 @@ class Contributing(Protocol):
         """The contribution of a shard. late: its weight may be one at which nobody has looked; if it is 0, there is none."""
 
     def named(self, step: int, shard: int) -> str:
-        """The names of its samples for a message, as of `PipelineAdapter.named`; empty if there are too many."""
+        """The names of its samples for a message, as of `MicroBatches.named`; empty if there are too many."""
 
 
 class ShardGradients:
@@ -66,7 +67,7 @@ class ShardGradients:
         self._before = before
         with naming("init() of the contribution"):
             self.keeps_state = bool(before.init(replica.parameters) or more())
-        self.states = states_of(workload, lambda: {**before.init(replica.parameters), **more()})
+        self.states = states_of(workload.batches.streams, lambda: {**before.init(replica.parameters), **more()})
 
     def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Micro-batches of a step are equal in length."""
@@ -75,18 +76,18 @@ class ShardGradients:
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""
         self.states.discard()
-        self.workload.plan([step], shards)
+        self.workload.batches.plan([step], shards)
 
     def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
         """The contribution of a shard. Raises PipelineRaised, NonFinite."""
         self._replica.begin_shard()
-        settle(self.workload, self.states, step, shard)
+        settle(self.workload.batches.streams, self.states, step, shard)
         # A shard that turns out to weigh nothing may have moved neither a state nor a buffer that is not joined by its weight.
         late = late and not self._before and not self._replica.joined
         computed = self.workload.unread_loss(step, shard, late=late)
         self._replica.check_shard(buffers=not self.workload.replayed)
         if self.keeps_state:
-            self.states.stage(shard, stream_row(self.workload, shard))
+            self.states.stage(shard, stream_row(self.workload.batches.streams, shard))
         if computed is None:
             return None
         # A recording writes the next gradients to the same place, so all is added up before.
@@ -108,21 +109,21 @@ class ShardGradients:
         return Contribution(*computed, tensors)
 
     def named(self, step: int, shard: int) -> str:
-        return self.workload.named(step, shard)
+        return self.workload.batches.named(step, shard)
 
 
-def states_of(workload: PipelineAdapter, initial: Callable[[], State]) -> ShardStates:
+def states_of(streams: StreamReaders | None, initial: Callable[[], State]) -> ShardStates:
     """The states of the shards. Samples that come in streams are secured before a state outlives the process."""
-    return ShardStates(initial) if workload.streams is None else ShardStates(initial, workload.streams.secure)
+    return ShardStates(initial) if streams is None else ShardStates(initial, streams.secure)
 
 
-def settle(workload: PipelineAdapter, states: ShardStates, step: int, shard: int) -> None:
+def settle(streams: StreamReaders | None, states: ShardStates, step: int, shard: int) -> None:
     """If samples come in streams, the shard goes on behind those of the last committed step."""
-    if workload.streams is not None:
-        workload.streams.settle(shard, states.of(shard), step)
+    if streams is not None:
+        streams.settle(shard, states.of(shard), step)
 
 
-def stream_row(workload: PipelineAdapter, shard: int) -> State:
+def stream_row(streams: StreamReaders | None, shard: int) -> State:
     """The position of the shard's stream behind the micro-batch that was computed last, to be staged; empty without
     streams."""
-    return {} if workload.streams is None else workload.streams.row(shard)
+    return {} if streams is None else streams.row(shard)

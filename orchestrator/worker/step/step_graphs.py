@@ -80,7 +80,7 @@ class StepGraphs:
         batch_bytes = graphs.batch_bytes
         if batch_bytes is None or batch_bytes * len(shards) > TOGETHER_BYTES:
             return None
-        batches = self._workload.read_all(step, shards)
+        batches = self._workload.batches.read_all(step, shards)
         apart = None if batches is None else taken_apart([each.host for each in batches])
         return None if batches is None or apart is None else Read(batches, *apart)
 
@@ -138,7 +138,7 @@ class StepGraphs:
         place = BatchPlace(read.tensors, [each.host for each in read.batches], self._replica.staging)
         recorded = _Recorded(place, tally.empty())
         self._accumulator.clear()
-        self._workload.compute_read(step, shards, read.batches)
+        self._workload.batches.compute_read(step, shards, read.batches)
         works = [partial(add, shard, recorded.tally) for shard in shards]
         with (
             streams.held(),
@@ -152,7 +152,7 @@ class StepGraphs:
     def _do(self, recorded: _Recorded, step: int, shards: Sequence[int], read: Read) -> None:
         recorded.place.copy(read.tensors)
         with streams.held():
-            recorded.replay(self._workload.seeds(step, shards))
+            recorded.replay(self._workload.batches.seeds(step, shards))
         self._accumulator.take(recorded.taken)
 
     def _give_up(self, why: str) -> None:

@@ -62,7 +62,7 @@ def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence
 
 def not_finite(replica: Replica, i: int, step: int, shard: int, samples: str) -> NonFinite:
     """The error of a shard whose i-th tensor of the layout has a value that is not finite. samples: as of
-    `PipelineAdapter.named`."""
+    `MicroBatches.named`."""
     name = replica.layout.slots[i].name
     what = f"gradient of {name}" if i < len(replica.parameters) else f"statistic {name}"
     return NonFinite(

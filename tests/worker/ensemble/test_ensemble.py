@@ -248,13 +248,13 @@ def test_members_of_a_pipeline_that_splits_at_random_have_the_same_samples(tmp_p
     plans = [resolve(described.settings_of(point)) for point in described.ensemble.points()]
     works = [PipelineAdapter(find(plan.run.pipeline.target, {}), plan.run, plan.data) for plan in plans]
     assert len({plan.run.seed for plan in plans}) == 3
-    assert all(torch.equal(work.training_data[0][0], works[0].training_data[0][0]) for work in works)
-    parts = [work.subset.tolist() for work in works if work.subset is not None]
+    assert all(torch.equal(work.samples.dataset[0][0], works[0].samples.dataset[0][0]) for work in works)
+    parts = [work.samples.subset.tolist() for work in works if work.samples.subset is not None]
     assert sorted(number for part in parts for number in part) == list(range(22))
-    assert [work.order.samples for work in works] == [len(part) for part in parts]
+    assert [work.samples.order.samples for work in works] == [len(part) for part in parts]
     other = replace(plans[1].data, seed=None)
     alone = PipelineAdapter(find(plans[1].run.pipeline.target, {}), plans[1].run, other)
-    assert not torch.equal(alone.training_data[0][0], works[1].training_data[0][0])
+    assert not torch.equal(alone.samples.dataset[0][0], works[1].samples.dataset[0][0])
 
 
 @pytest.mark.long

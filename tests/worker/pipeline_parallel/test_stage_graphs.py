@@ -22,7 +22,7 @@ from orchestrator.config.settings import Every
 from orchestrator.controller.events import Ended
 from orchestrator.numerics import staging
 from orchestrator.worker import device
-from orchestrator.worker.model.pipeline_adapter import Call, Given
+from orchestrator.worker.model.calls import Call, Given
 from orchestrator.worker.pipeline_parallel import border_values, stage_graphs
 from orchestrator.worker.pipeline_parallel.border_values import Generators
 from pipelines.characters import Characters

@@ -1,0 +1,136 @@
+"""The calls into what changes parameters: the optimizer, local optimizers, and the pipeline's rate(). Errors by name.
+
+A worker that joins gets parameters, the optimizer's state and the pipeline as it was built. It would lack whatever else a call
+changes, so such a change is refused here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from orchestrator.config.plan import Variant
+from orchestrator.errors import PipelineRaised
+from orchestrator.numerics import streams
+from orchestrator.optim import optimizers
+from orchestrator.optim.optimizers import kept_aside
+from orchestrator.pipeline import Pipeline, has_rate, naming
+from orchestrator.worker.model.training_samples import TrainingSamples
+
+_HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
+
+
+class OptimizerCalls:
+    """Those of a run with this model. samples: say how messages call a micro-batch."""
+
+    def __init__(self, pipeline: Pipeline, model: torch.nn.Module, samples: TrainingSamples, seed: int) -> None:
+        self._pipeline = pipeline
+        self._model = model
+        self._samples = samples
+        self._seed = seed
+
+    @property
+    def has_rate(self) -> bool:
+        return has_rate(type(self._pipeline)) and not getattr(self._pipeline, "follows_settings", False)
+
+    def rate(self, step: int) -> float:
+        """The pipeline's own factor on the learning rates. Raises PipelineRaised."""
+        before = self._numbers_kept()
+        with naming(f"rate() (step {step})"), streams.seeded(self._seed, "rate", step):
+            returned: Any = self._pipeline.rate(step)
+            try:
+                factor = float(returned)
+            except (TypeError, ValueError, RuntimeError):
+                factor = math.nan
+            if not 0 <= factor < math.inf:
+                raise PipelineRaised(
+                    f"rate() (step {step}) returned {returned!r}",
+                    "return the factor on the learning rates at this step, a number that is 0 or more",
+                    code="pipeline.rate",
+                )
+        for name, number in self._numbers_kept().items():
+            if before.get(name, number) != number:
+                raise PipelineRaised(
+                    f"rate() changed the attribute {name!r} of the pipeline (step {step}), which a worker that joins would "
+                    "not have",
+                    "a loss that changes along the run takes the number of the step: def loss(self, model, batch, step=0); a "
+                    "number that nothing follows from may have a name that begins with _",
+                    code="pipeline.rate-changes",
+                )
+        return factor
+
+    def _numbers_kept(self) -> dict[str, float]:
+        """The pipeline's own numbers of which something may follow."""
+        kept = vars(self._pipeline).items()
+        return {name: each for name, each in kept if isinstance(each, (int, float)) and not name.startswith("_")}
+
+    def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
+        """A new one over the model's parameters."""
+        what = f"building the local optimizer (round {step}{self._samples.whose(step, shard)})"
+        with naming(what), streams.seeded(self._seed, "local optimizer", step, shard):
+            return optimizers.build(variant.name, variant.options, self._model)
+
+    def optimize_locally(self, step: int, shard: int, optimizer: torch.optim.Optimizer, *, replayed: bool) -> None:
+        """One step of a shard's own optimizer, which finds its gradients at the parameters. replayed: by a recording, whose
+        next replay overwrites them."""
+        where = f"the local optimizer ({self._samples.where(step, shard)})"
+        optimizers.begin_late(optimizer)
+        with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
+            optimizer.step()
+        if replayed:
+            found = (parameter.grad for parameter in self._model.parameters())
+            optimizers.keep_own(optimizer, *(gradient for gradient in found if gradient is not None))
+
+    def optimize(
+        self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor, act: Callable[[], object]
+    ) -> None:
+        """One step of the optimizer, by `act`, which finds its gradients as views of `gradients`; peers may still be reading
+        those."""
+        version, head = gradients._version, gradients[:_HEAD].clone()
+        optimizers.begin_late(optimizer)
+        aside, options = kept_aside(optimizer, self._model), optimizers.options(optimizer)
+        marks = optimizers.model_marks(optimizer, self._model)
+        with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
+            act()
+        optimizers.keep_own(optimizer, gradients)
+        for name, after in kept_aside(optimizer, self._model).items():
+            if after != aside.get(name):
+                raise PipelineRaised(
+                    f"the optimizer changed its attribute {name!r} (step {step}), which no checkpoint and no worker that joins "
+                    "would have",
+                    "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
+                    code="optimizer.attribute",
+                )
+        for what, mark in optimizers.model_marks(optimizer, self._model).items():
+            if mark != marks.get(what):
+                raise PipelineRaised(
+                    f"the optimizer {what} of the model (step {step}), which a worker that joins would not have",
+                    "have it change parameters alone: what is to change along the run may be a frozen one "
+                    "(requires_grad=False, in model()), and what is to be trained no more a group with lr=0 and weight_decay=0",
+                    code="optimizer.changes-model",
+                )
+        now = optimizers.options(optimizer)
+        strange = optimizers.differing(
+            [dict.fromkeys(group) for group in options], [dict.fromkeys(group) for group in now]
+        )
+        if strange is not None:
+            raise PipelineRaised(
+                f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
+                "give it a value when the optimizer is built: a state has to fit the optimizer of a worker that joins",
+                code="optimizer.groups",
+            )
+        if [group["lr"] for group in now] != [group["lr"] for group in options]:
+            raise PipelineRaised(
+                f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
+                "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
+                code="optimizer.changes-rate",
+            )
+        if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
+            raise PipelineRaised(
+                f"the optimizer changed gradients in place (step {step})",
+                "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
+                code="optimizer.changes-gradients",
+            )
