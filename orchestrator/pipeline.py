@@ -48,6 +48,7 @@ _COLLATE = (
 ONE_ROW = "Expected more than 1 value per channel"  # of batch normalisation, in training
 _LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<")  # how Python's files begin, and code that is in no file
 _ASIDE = "the full traceback is in the run's folder, in error.txt"
+_MOST_FRAMES = 12
 _MOSAICML = (
     "each worker is a process that MosaicML's StreamingDataset takes for the only one of its machine: read the same files by "
     "orchestrator.Files (python -m orchestrator index=FOLDER), or have one worker on a machine"
@@ -283,7 +284,11 @@ def _advice(error: BaseException) -> str | None:
 
 
 def _frames(error: BaseException) -> str:
-    return "".join(users_frames(traceback.extract_tb(error.__traceback__)))
+    lines = users_frames(traceback.extract_tb(error.__traceback__))
+    ends = _MOST_FRAMES // 2
+    if len(lines) > _MOST_FRAMES:  # it called itself without end
+        lines[ends:-ends] = [f"\n    ... {len(lines) - 2 * ends} more calls ..."]
+    return "".join(lines)
 
 
 def users_frames(frames: Iterable[traceback.FrameSummary]) -> list[str]:

@@ -63,6 +63,21 @@ def _problem(target: str, **args: object) -> str:
     return f"{problem} | {raised.value.remedy}"
 
 
+def test_code_that_calls_itself_without_end_is_told_in_a_few_lines() -> None:
+    def itself() -> None:
+        other()
+
+    def other() -> None:
+        itself()
+
+    with pytest.raises(PipelineRaised) as caught, naming("loss()"):
+        itself()
+    lines = caught.value.message.splitlines()
+    assert len(lines) < 20
+    assert "RecursionError" in lines[0]
+    assert any("more calls" in line for line in lines)
+
+
 def test_the_class_is_found(write: Write) -> None:
     module = write(WHOLE)
     found = find(f"{module}:Whole", {"hidden": 3})

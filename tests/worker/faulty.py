@@ -155,6 +155,13 @@ class SharedStorage(Numbered):
         return model
 
 
+class Expanded(Numbered):
+    def model(self) -> nn.Module:
+        model = nn.Linear(FEATURES, CLASSES)
+        model.weight = nn.Parameter(model.weight.data[:1].expand(CLASSES, FEATURES))
+        return model
+
+
 class SharedWithBuffer(Numbered):
     def model(self) -> nn.Module:
         model = nn.Linear(FEATURES, CLASSES)

@@ -93,6 +93,7 @@ PREPARING = [
     Fault(f.LazyBuffer, PipelineRaised, ("buffer '1.running_mean'", "no shape")),
     Fault(f.MetaDevice, PipelineRaised, ("parameter 'weight'", "meta")),
     Fault(f.SharedStorage, PipelineRaised, ("'0.weight' and '1.weight'", "share memory")),
+    Fault(f.Expanded, PipelineRaised, ("elements of the parameter 'weight' share memory",)),
     Fault(f.SharedWithBuffer, PipelineRaised, ("'weight' and 'view'", "share memory")),
     Fault(f.SparseBuffer, PipelineRaised, ("buffer 'adjacency'", "sparse")),
     Fault(f.NothingToTrain, PipelineRaised, ("no parameter", "gradient")),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.staging import Copying
 from orchestrator.worker.model import replica as replicas
 from orchestrator.worker.model.replica import Replica
@@ -71,3 +72,32 @@ def test_each_shard_starts_from_the_buffers_of_its_step(*, shares: bool) -> None
     assert [buffer.stride() for buffer in made.model.buffers()] == strides
     storages = {buffer.untyped_storage().data_ptr() for buffer in made.model.buffers() if buffer.numel()}
     assert (len(storages) == 1) is not shares
+
+
+@pytest.mark.parametrize("staging", [Copying(torch.device("cpu")), None], ids=["a device", "host memory"])
+def test_a_buffer_that_is_resized_is_refused_by_its_name_and_begins_anew(staging: Copying | None) -> None:
+    """As observers of quantisation do in their first batch."""
+    made = Replica(model(), staging, rules=RULES)
+    made.model.get_buffer("none").resize_(5).fill_(1)
+    with pytest.raises(PipelineRaised, match=r"'none' went from the shape \[0\] to \[5\]"):
+        made.check_shard()
+    if staging is None:
+        made.begin_shard()
+        assert made.model.get_buffer("none").shape == (0,)
+        made.check_shard()
+
+
+def test_a_buffer_that_leaves_the_piece_is_refused_by_its_name() -> None:
+    """The next shard would begin with what this one left, and other workers would not."""
+    made = replica()
+    queue = made.model.get_buffer("queue")
+    queue.data = queue.data + 1
+    with pytest.raises(PipelineRaised, match=r"'queue' was put into other memory"):
+        made.check_shard()
+    alone = Replica(model(), rules=RULES)
+    queue = alone.model.get_buffer("queue")
+    before = queue.clone()
+    queue.data = queue.data + 1
+    alone.check_shard()
+    alone.begin_shard()
+    assert torch.equal(queue, before)

@@ -371,6 +371,15 @@ def _refuse_shared_memory(model: torch.nn.Module) -> None:
     memory among themselves."""
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters():
+        if parameter.requires_grad and any(
+            size > 1 and not stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+        ):
+            raise PipelineRaised(
+                f"elements of the parameter {name!r} share memory, as those of an expanded tensor",
+                "no optimizer of torch can step it: keep what is expanded as the parameter and expand it in forward(), or "
+                "make each element its own by contiguous()",
+                code="model.expanded",
+            )
         owner = owners.setdefault(_address(parameter), name) if parameter.numel() else name
         if owner != name:
             raise _shared(owner, name)

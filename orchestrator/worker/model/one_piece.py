@@ -32,11 +32,13 @@ class OnePiece:
         self.layout = ByteLayout(tensors, _ALIGNMENT)
         self._empty = empty
         self._bytes: torch.Tensor | None = None
+        self.places: list[int | None] = [None] * len(tensors)  # their addresses, where they have to stay
         if moves and _movable(tensors, others):
             self._bytes = self.memory(self.layout.offsets[-1])
             for tensor, place in zip(tensors, self.layout.views(self._bytes), strict=True):
                 place.copy_(tensor)
                 tensor.data = place
+            self.places = [tensor.data_ptr() for tensor in tensors]
 
     def memory(self, size: int) -> torch.Tensor:
         """Zeros for the first tensors, up to an offset."""
@@ -62,7 +64,13 @@ class OnePiece:
         """Set all tensors to what was taken, and raise no version. views: those of that memory."""
         if self._bytes is not None:
             self._bytes.copy_(memory)
-        else:
+            return
+        try:
+            foreach.copy([tensor.data for tensor in self._tensors], views)
+        except RuntimeError:  # a batch that is refused has resized one
+            for tensor, view in zip(self._tensors, views, strict=True):
+                if tensor.shape != view.shape:
+                    tensor.data = torch.empty_like(view)
             foreach.copy([tensor.data for tensor in self._tensors], views)
 
 

@@ -306,6 +306,8 @@ class Replica:
                 "new tensor each time",
                 code="model.gradient-overwritten",
             )
+        if buffers:
+            self._check_places()
         fixed = self._fixed_start if buffers else {}
         for i in self._differing([(self._buffers[name], start) for name, start in fixed.items()]):
             name, start = [*fixed.items()][i]
@@ -314,6 +316,24 @@ class Replica:
                 "say by which rule shards share it, in the pipeline: "
                 f'def buffers(self): return {{"{name}": "{"mean" if fits(MEAN, start) else "first"}"}}',
                 code="model.buffer-changed",
+            )
+
+    def _check_places(self) -> None:
+        """Raises PipelineRaised for a buffer that moves and no longer has the size, or the memory, that the next shard is to
+        begin with."""
+        for buffer, start, place in zip(self._moving, self._start, self._piece.places, strict=True):
+            if buffer.shape == start.shape and (place is None or buffer.data_ptr() == place):
+                continue
+            name = next(name for name, each in self._buffers.items() if each is buffer)
+            what = (
+                "was put into other memory"
+                if buffer.shape == start.shape
+                else f"went from the shape {list(start.shape)} to {list(buffer.shape)}"
+            )
+            raise PipelineRaised(
+                f"the buffer {name!r} {what} while a batch was computed",
+                f"give it its size in model(), as by one batch through the model, and {_IN_PLACE.removesuffix(' instead')}",
+                code="model.buffer-moved",
             )
 
     def fixed_versions(self) -> dict[str, int]:
