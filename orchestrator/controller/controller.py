@@ -137,7 +137,7 @@ def _ready(decision: Decision, event: Ready) -> None:
         if decision.state.phase == "preparing":
             _without_card(decision, member, why, card_failures.none_left(decision.state.card_failures[-1]))
             return
-        start_failed(decision, member.id, f"there is room on GPU {event.card} only, which has failed twice")
+        card_failures.refused(decision, member.id, f"there is room on GPU {event.card} only, which has failed twice")
         return
     if event.node in decision.state.distrusted:
         decision.kill(member, "another worker of its machine has computed wrongly")
@@ -217,7 +217,10 @@ def _card_failed_at_start(decision: Decision, member: Member, event: CardFailed)
     why = card_failures.why_lost(event, out - card_failures.left_out(failures[:-1]))
     decision.kill(member, why)
     if decision.state.phase != "preparing":
-        start_failed(decision, member.id, f"{member.name} {why}")
+        if event.card in out:
+            card_failures.refused(decision, member.id, f"{member.name} {why}")
+        else:
+            start_failed(decision, member.id, f"{member.name} {why}")
     elif event.card in out:
         sharing = [each for each in decision.state.members.values() if each.card == event.card]
         for each in sharing:
@@ -257,16 +260,12 @@ def _no_room(decision: Decision, event: NoRoom) -> None:
         return
     decision.remove(member)
     if decision.state.phase == "preparing":
-        decision.end(
-            ClusterUnavailable(
-                f"there is no room for {member.name}: {event.why}", "ask for less", code="worker.no-room"
-            ),
-            "no room",
-        )
-        return
-    trouble = f"there is no room for {member.name}: {event.why}"
-    decision.set(retry=decision.now + RETRY_S, trouble=trouble)
-    decision.say(f"{trouble}; the next try is in {RETRY_S:g} s")
+        error = card_failures.none_left(decision.state.card_failures[-1])
+        _without_card(decision, member, f"has no room: {event.why}", error)
+    elif not card_failures.ends_without_cards(decision):
+        trouble = f"there is no room for {member.name}: {event.why}"
+        decision.set(retry=decision.now + RETRY_S, trouble=trouble)
+        decision.say(f"{trouble}; the next try is in {RETRY_S:g} s")
 
 
 # ---- losing members

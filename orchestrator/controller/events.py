@@ -141,7 +141,8 @@ class CheckpointRestored:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """The cluster has no resources for the process now. It is no error; it is tried again later."""
+    """There is no room for the process now where the run may compute, so it was not started. It is tried again later. (If a
+    cluster has too few resources, Ray keeps the process waiting, and nothing is told.)"""
 
     member: int
     why: str

@@ -14,11 +14,13 @@ from orchestrator.common import card_faults
 from orchestrator.controller.events import (
     CallOff,
     CardFailed,
+    CheckpointSaved,
     Command,
     End,
     Heartbeat,
     Inspect,
     Kill,
+    NoRoom,
     Ready,
     Recovered,
     Start,
@@ -95,10 +97,44 @@ def test_who_shares_a_card_that_is_left_out_goes_too() -> None:
     assert {each.member for each in play.of(Kill)} == {0, new}
 
 
-def test_without_another_card_the_run_ends() -> None:
+def without_workers() -> Play:
+    """A run whose only card, on which two workers computed, has failed twice."""
     play = on("GPU-a", "GPU-a")
+    play(CheckpointSaved(3))
     lose(play, failed(0))
     play(failed(1, step=5))
+    assert {each.member for each in play.of(Kill)} == {0, 1}
+    assert (play.of(End), play.state.phase) == ([], "paused")
+    return play
+
+
+def newcomers(play: Play) -> list[int]:
+    return [each.member for each in play.of(Start)[2:]]
+
+
+def test_without_another_worker_the_run_goes_back_to_its_checkpoint_where_another_card_has_room() -> None:
+    play = without_workers()
+    first, second = newcomers(play)
+    prepared(play, first, "GPU-b")
+    assert (play.begin().members, play.begin().restore) == ((first,), 0)
+    assert "the run goes on from step 3" in " ".join(play.reasons)
+    play(NoRoom(second, "all is taken"))
+    play.wait(scaling.RETRY_S + 1, *(Heartbeat(first, "compute", 3, 1, beats) for beats in range(2)))
+    assert play.of(Start)[-1].member > second
+
+
+@pytest.mark.parametrize("last", ["no room", "comes there", "fails to prepare"])
+def test_without_another_card_the_run_ends(last: str) -> None:
+    play = without_workers()
+    first, second = newcomers(play)
+    play(NoRoom(first, "all is taken"))
+    assert play.of(End) == [], "another one is on the way"
+    if last == "no room":
+        play(NoRoom(second, "all is taken"))
+    elif last == "comes there":
+        prepared(play, second, "GPU-a")
+    else:
+        fails_to_prepare(play)
     error = play.error()
     assert error.code == "gpu.none-left"
     assert "GPU GPU-a failed twice, and no worker has another one" in error.message
@@ -174,6 +210,20 @@ def test_whoever_shares_a_card_that_fails_twice_is_no_first_member_either() -> N
     fails_to_prepare(play)
     fails_to_prepare(play)
     assert play.begin().members == (1,)
+
+
+def test_whoever_finds_room_on_such_a_card_only_is_no_first_member_either() -> None:
+    play = Play(requirements(start=2))
+    prepared(play, 0, "GPU-b")
+    fails_to_prepare(play)
+    fails_to_prepare(play)
+    assert play.begin().members == (0,)
+    play = Play(requirements(start=1))
+    fails_to_prepare(play)
+    fails_to_prepare(play)
+    assert play.of(End) == []
+    play(NoRoom(play.of(Start)[-1].member, "all is taken"))
+    assert play.error().code == "gpu.none-left"
 
 
 @pytest.mark.parametrize("asked", [requirements(start=1), requirements(start=2, least=2)])

@@ -214,14 +214,10 @@ def test_the_out_of_memory_killer_is_accused_of_early_deaths_only_as_far_as_it_w
     assert said in play.error().remedy
 
 
-def test_a_failure_while_preparing_ends_the_run_and_so_does_a_cluster_without_room() -> None:
+def test_a_failure_while_preparing_ends_the_run() -> None:
     play = Play(requirements())
     play(Failed(1, NonFinite("the loss is nan")))
     assert isinstance(play.error(), NonFinite)
-    play = Play(requirements())
-    play(NoRoom(1, "no free GPU"))
-    assert isinstance(play.error(), ClusterUnavailable)
-    assert "no free GPU" in str(play.error())
 
 
 def test_a_resumed_run_restores_at_the_first_who_can_and_counts_on_from_there() -> None:

@@ -11,6 +11,7 @@ from orchestrator.controller.events import (
     CheckpointSaved,
     Died,
     Drained,
+    End,
     Heartbeat,
     Interrupt,
     Kill,
@@ -152,13 +153,29 @@ def test_where_there_is_no_room_a_stage_without_a_worker_gets_the_place_of_anoth
     play.wait(9.0, *alive)
     assert not play.of(Kill)
     play.wait(2.0, *alive)
-    (killed,) = play.of(Kill)
+    _is_ended_for_another(play, play.of(Kill))
+
+
+def test_so_it_does_where_those_that_were_ordered_never_start() -> None:
+    """As Ray keeps them waiting for room."""
+    play = begun(staged())
+    play(*[Stepped(n) for n in range(1, 5)], CheckpointSaved(3))
+    play(Died(1, "gone"), Died(3, "gone"), left(0, 5), left(2, 5))
+    late = {start.member for start in play.of(Start)[4:]}
+    play.wait(62.0, *[Heartbeat(member, "idle", None, None, 1) for member in (0, 2)])
+    assert not play.of(End)
+    _is_ended_for_another(play, [kill for kill in play.of(Kill) if kill.member not in late])
+
+
+def _is_ended_for_another(play: Play, kills: list[Kill]) -> None:
+    before = len(play.of(Kill))
+    (killed,) = kills
     assert (killed.member, killed.why.partition(",")[0]) == (2, "stage 1 has no worker")
     replacement = play.of(Start)[-1].member
     play(Ready(replacement, FACTS, can_restore=True))
     assert (play.begin().members, play.begin().stages) == ((0, replacement), (0, 1))
     play.wait(30.0, *[Heartbeat(member, "compute", 3, 0, beats) for beats in range(3) for member in (0, replacement)])
-    assert len(play.of(Kill)) == 1
+    assert len(play.of(Kill)) == before
 
 
 def test_a_newcomer_takes_the_stage_of_a_worker_that_leaves() -> None:

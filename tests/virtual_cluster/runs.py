@@ -260,7 +260,9 @@ class Run:
             return ActorPlacement(None, {"node": node})
 
         first = ActorPlacement(None, {"node": HERE})
-        return _Looked([first, *(place() for _ in range(1, settings.cluster.workers.most))], place())
+        return _Looked(
+            [first, *(place() for _ in range(1, settings.cluster.workers.most))], place(), has_room=lambda _gpus: True
+        )
 
     def _leave_traces(self) -> None:
         """Members outlive their driver until their lease ends; and it may have died in the midst of a line."""

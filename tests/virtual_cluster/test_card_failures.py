@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.config.settings import Settings
+from orchestrator.config.settings import CheckpointSettings, Every, Settings
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from tests.products import thinned
@@ -56,6 +57,23 @@ class Preparing(Chance):
         member.actor._card = card = next(self.cards)
         if card == self.broken:
             raise torch.AcceleratorError(self.says)
+
+
+class FailsAgain(Chance):
+    """The first card fails in two steps under whoever computes there; the third worker finds another one."""
+
+    def __init__(self, drawn: Plan) -> None:
+        super().__init__(drawn)
+        self.steps = [1, 3]
+
+    def prepares(self, member: Member) -> None:
+        member.actor._card = "a" if member.number < 2 else "b"
+
+    def beats(self, member: Member) -> None:
+        beat = member.last_beat or {}
+        if member.number < 2 and self.steps and (beat.get("activity"), beat.get("step")) == ("compute", self.steps[0]):
+            del self.steps[0]
+            raise torch.AcceleratorError(ECC)
 
 
 UNCAUGHT = "Unhandled exception: N3c1016AcceleratorErrorE. what(): "
@@ -180,6 +198,18 @@ def test_what_a_card_failed_of_once_is_computed_elsewhere_to_the_same_bits(
         each["steps_lost"] for each in told.journal if each["event"] == "recovered" and each["kind"] == "lost"
     ]
     assert recovered == 0
+
+
+def test_a_lone_worker_whose_card_fails_twice_goes_on_on_another_one(tmp_path: Path) -> None:
+    plain = settings_for(pipelines.Mlp, Layout(1), **PLAIN)
+    settings = replace(plain, checkpoint=CheckpointSettings(every=Every(steps=1)))
+    told, outcome = through(tmp_path / "run", settings, FailsAgain)
+    assert outcome.error is None
+    assert outcome.digest == train(pipelines.Mlp, **PLAIN).digest
+    assert [event["why"].rpartition("; ")[2] for event in lost(told)][
+        -1
+    ] == "GPU a is left out from now on: it failed twice"
+    assert [event["card"] for event in told.journal if event["event"] == "worker_started"] == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize(

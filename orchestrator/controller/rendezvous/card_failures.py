@@ -14,6 +14,7 @@ from orchestrator.common import card_faults
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import CardFailed
 from orchestrator.controller.membership import ControllerState, LostMember, living
+from orchestrator.controller.rendezvous.scaling import start_failed
 from orchestrator.errors import RunFailed
 
 FAILURES = 2  # of a card, after which it is left out
@@ -30,11 +31,6 @@ def lost(decision: Decision, event: CardFailed) -> list[tuple[LostMember, str]]:
         return []
     out = left_out(failures)
     new = out - left_out(state.card_failures)
-    ready = [each for each in living(state, "worker") if each.ready is not None and each.id != event.member]
-    staying = [each for each in ready if each.card not in out]
-    if new and not staying:
-        decision.end(none_left(event), "no card is left")
-        return []
     found = []
     for member in list(state.members.values()):
         if member.id == event.member:
@@ -98,6 +94,24 @@ def standing_at_start(state: ControllerState, now: float) -> list[CardFailed]:
             error = RunFailed(why, remedy, code=fault.code)
             found.append(CardFailed(member.id, error, fault.code, member.card, None, None, prepares=True))
     return found
+
+
+def refused(decision: Decision, member: int, why: str) -> None:
+    """A worker that was to take the place of another one has come to a GPU that is left out, and is gone. The run ends if it
+    has no other worker, nor any on the way."""
+    if not ends_without_cards(decision):
+        start_failed(decision, member, why)
+
+
+def ends_without_cards(decision: Decision) -> bool:
+    """Whether the run ends now, as it has no worker any more, nor any on the way, and there is room on GPUs only that are left
+    out."""
+    state = decision.state
+    out = left_out(state.card_failures)
+    if not out or state.members.count("worker"):
+        return False
+    decision.end(none_left(next(each for each in reversed(state.card_failures) if each.card in out)), "no card is left")
+    return True
 
 
 def none_left(last: CardFailed) -> RunFailed:

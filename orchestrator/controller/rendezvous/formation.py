@@ -65,6 +65,7 @@ def _make_room(decision: Decision) -> None:
         youngest = max((member for member in workers if member.stage == stage), key=lambda member: member.id)
         why = f"stage {empty[0]} has no worker, and there is room for one only in the place of another"
         decision.kill(youngest, why)
+        decision.set(since=decision.now)  # the new one has its time to start
         decision.say(f"{youngest.name} of stage {stage} is ended: {why}")
 
 

@@ -328,7 +328,7 @@ class Job:
             slots_here = [ActorPlacement(here, {**slot.options, **also}, slot.node.id) for slot in slots]
             # Its CPUs are those of the bundles, and what is started beyond these takes the place of one that stays empty.
             beyond = ActorPlacement(here, {**anywhere, "num_cpus": 0, **also})
-            has_room = lambda: need.gpus > 0 and has_room_for({"GPU": need.gpus})  # noqa: E731
+            has_room = lambda gpus: gpus > 0 and has_room_for({"GPU": gpus})  # noqa: E731
             return ActorSlots(slots_here, beyond, has_room=has_room), lambda _node: None
         begins = self.plan.run.initial
         needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
@@ -345,7 +345,7 @@ class Job:
         elsewhere = ActorPlacement(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]})
         known = {node for node, workspace in workspaces.items() if workspace.project is not None}
         late = LateWorkspaces(project, known, self.display.say)
-        has_room = lambda: need.gpus > 0 and has_room_for(need.bundle)  # noqa: E731
+        has_room = lambda gpus: gpus > 0 and has_room_for({**need.bundle, "GPU": gpus})  # noqa: E731
         return ActorSlots(places, elsewhere, servers, late.copied, has_room), late.check
 
     def _variables(self) -> dict[str, Any]:

@@ -118,7 +118,9 @@ class Startup:
         state, commands = controller.initial(run_start.requirements, time.monotonic())
         roles = {command.member: command.role for command in commands if isinstance(command, events.Start)}
         for member, role in roles.items():
-            members.start(member, role, actor_slots.take(member, role))
+            place = actor_slots.take(member, role)
+            assert place is not None, "no GPU is left out yet"
+            members.start(member, role, place)
         return cls(run_start, members, actor_slots, node_check, state, roles, niceness, traits)
 
 
@@ -450,11 +452,16 @@ class Session:
         self._carry_out(commands)
 
     def _carry_out(self, commands: Sequence[events.Command]) -> None:
+        without_room = []
         for command in commands:
             match command:
                 case events.Start(member, role):
-                    self._roles[member] = role
-                    self._members.start(member, role, self._actor_slots.take(member, role))
+                    place = self._actor_slots.take(member, role)
+                    if place is None:
+                        without_room.append(member)
+                    else:
+                        self._roles[member] = role
+                        self._members.start(member, role, place)
                 case events.Begin():
                     self._begin(command)
                 case events.BecomeSpare(member):
@@ -482,6 +489,8 @@ class Session:
                     self._event_sink.event("worker_slow", worker=member, where=self._node_name(member), **vars(command))
                 case events.End(error):
                     self._end(error)
+        for member in without_room:
+            self._decide(events.NoRoom(member, "all that is free is on GPUs that have failed twice"))
 
     def _begin(self, begin: events.Begin) -> None:
         self._saving.generation_ended()
