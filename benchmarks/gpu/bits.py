@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from orchestrator.numerics import determinism, exact
-from orchestrator.numerics.chosen import Chosen
+from orchestrator.numerics.chosen import add_each, of_each
 from orchestrator.numerics.device import compiling
 from orchestrator.numerics.device.kernels import (
     SIZE_BYTES,
@@ -134,7 +134,7 @@ def _difference_of_plain_sums(kernels: Kernels, layout: Layout, shards: Sequence
 
 
 def _difference_of_few(shards: Sequence[Shard], dice: random.Random, device: str) -> str | None:
-    """The difference of the largest magnitude of a vector, and of its largest elements; of equal ones the first."""
+    """The difference of the largest magnitude of a vector, and of the largest elements of several; of equal ones the first."""
     pairs = [(here.reshape(-1), there.reshape(-1)) for here, there in _pairs(shards)]
     for here, there in pairs:
         bits = [int(largest([each], each)) for each in (here, there)]
@@ -143,18 +143,26 @@ def _difference_of_few(shards: Sequence[Shard], dice: random.Random, device: str
     whole = torch.cat([here for here, _ in pairs]) if pairs else torch.empty(0)
     if len(whole) and dice.random() < 0.5:
         whole = (whole.clamp(-1e30, 1e30) * (4 / whole.abs().max().clamp(1e-30, 1e30))).round_()  # many are equal
-    count, weight, keeps = dice.randint(0, len(whole)), dice.uniform(0.1, 64), dice.random() < 0.5
+    size, weight, keeps = dice.randint(1, len(whole) + 1), dice.uniform(0.1, 64), dice.random() < 0.5
+    count = dice.randint(0, size)
     told: list[tuple[torch.Tensor, ...]] = []
     for at in ("cpu", device):
         vector, total = whole.to(at, copy=True), torch.ones(len(whole), dtype=torch.float64, device=at)
-        chosen = Chosen.of(vector, count, keeps=keeps)
-        chosen.add(weight, total)
-        told.append((chosen.packed, chosen.values, vector, divided(total, weight)))
+        vectors = torch.split(vector, size)
+        found = of_each(vectors, [count] * len(vectors), keeps=keeps)
+        if at != "cpu":
+            add_each(found, range(0, len(whole) + 1, size)[: len(found)], weight, total)
+        for one, part in zip(found, torch.split(total, size), strict=True):
+            if at == "cpu" and one is not None:
+                one.add(weight, part)
+        packed = torch.cat([one.packed for one in found if one is not None])
+        values = torch.cat([one.values for one in found if one is not None])
+        told.append((packed, values, vector, divided(total, weight)))
     kinds = {"places": torch.uint8, "values": torch.int32, "what is kept": torch.int32, "their mean": torch.int64}
-    for (name, kind), wanted, found in zip(kinds.items(), *told, strict=True):
-        differs = _first(found, wanted, kind) if found.shape == wanted.shape else f"{len(found)}, not {len(wanted)}"
+    for (name, kind), wanted, got in zip(kinds.items(), *told, strict=True):
+        differs = _first(got, wanted, kind) if got.shape == wanted.shape else f"{len(got)}, not {len(wanted)}"
         if differs:
-            return f"{count} of {len(whole)} elements, {name}: {differs}"
+            return f"{count} of each {size} of {len(whole)} elements, {name}: {differs}"
     return None
 
 

@@ -5,8 +5,8 @@
     values = rounded to the nearest with 8 bits (bfloat16), ties to even: two bytes each
     mean   = sum of values * weight, shard after shard, in float64
 
-A vector on a device is searched there by operations of torch, with the same choice. Elements are packed in host memory, and
-added up where their sum is wanted.
+Vectors on a device are searched there by operations of torch, those of one length together, with the same choice. Elements are
+packed in host memory, and added up where their sum is wanted: on a device those of many vectors are read and added together.
 
 These sums are not exact, so they are made in one order, that of the shards, wherever the shards are. The order is part of the
 result; who adds up is not.
@@ -16,6 +16,7 @@ Source: gaps in variable bytes as inverted indices have them; Lin et al., "Deep 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -24,12 +25,16 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.exact import LOOPS, MAGNITUDE, in_host_memory, start_of, there
+from orchestrator.numerics import foreach
+from orchestrator.numerics.copy_stream import page_locked
+from orchestrator.numerics.exact import LOOPS, MAGNITUDE, in_host_memory, start_of
+from orchestrator.numerics.staging import collected
 
+TOGETHER: Final = 1 << 24  # elements that operations of torch take at once: of several vectors, or of a longer one
 _DIGITS: Final = 2048
 _MOST_BYTES: Final = 9  # of a gap
 _VALUE_BYTES: Final = 2
-_LARGEST: Final = numpy.float32(3.3895313892515355e38)  # of bfloat16; what is above would become infinite
+_LARGEST: Final = 3.3895313892515355e38  # of bfloat16; what is above would become infinite
 
 
 @dataclass(frozen=True)
@@ -42,40 +47,119 @@ class Chosen:
 
     @classmethod
     def of(cls, vector: torch.Tensor, count: int, *, keeps: bool) -> Self:
-        """The `count` largest elements of a float32 vector. keeps: what rounding leaves of them takes their place in it."""
-        choose = _chosen if in_host_memory(vector) else chosen_by_operations
-        places = choose(vector, min(count, vector.numel()))
+        """The `count` largest elements of a float32 vector in host memory. keeps: what rounding leaves of them takes their
+        place in it."""
+        places = _chosen(vector, min(count, vector.numel()))
         exact = vector[places]
-        found, bits = torch.stack([places, exact.view(torch.int32).long()]).cpu()  # a device is asked once
-        values = rounded(bits.to(torch.int32).view(torch.float32))
-        packed = torch.empty(_MOST_BYTES * found.numel(), dtype=torch.uint8)
-        size = LOOPS["pack_gaps"](start_of(found), found.numel(), start_of(packed))
+        values = rounded(exact)
         if keeps:
-            vector[places] = exact - there(values, vector)
+            vector[places] = exact - values
+        return cls.at(places, values)
+
+    @classmethod
+    def at(cls, places: torch.Tensor, values: torch.Tensor) -> Self:
+        """These values at these places (int64), which are in order."""
+        packed = torch.empty(_MOST_BYTES * places.numel(), dtype=torch.uint8)
+        size = LOOPS["pack_gaps"](start_of(places), places.numel(), start_of(packed))
         return cls(packed[:size].clone(), values)
 
     def add(self, weight: float, total: torch.Tensor) -> None:
-        """total (float64) += weight * these."""
-        if not in_host_memory(total):
-            added = self.values.double().mul_(weight)
-            total.index_add_(0, there(self._places(), total), there(added, total))  # no place comes twice
-            return
+        """total (float64, in host memory) += weight * these."""
         packed, values = start_of(self.packed), start_of(self.values, torch.float32)
         count = self.values.numel()
         LOOPS["add_chosen"](
             packed, self.packed.numel(), values, count, weight, start_of(total, torch.float64), total.numel()
         )
 
-    def _places(self) -> torch.Tensor:
-        """The places that are packed, int64."""
-        packed = self.packed.numpy().astype(numpy.int64)
-        if not packed.size:
-            return torch.empty(0, dtype=torch.int64)
-        ends = numpy.flatnonzero(packed < 128)
-        starts = numpy.concatenate([[0], ends[:-1] + 1])
-        digits = numpy.arange(packed.size) - numpy.repeat(starts, ends - starts + 1)
-        gaps = numpy.add.reduceat((packed & 127) << 7 * digits, starts)
-        return torch.from_numpy(gaps.cumsum() - 1)
+
+def of_each(vectors: Sequence[torch.Tensor | None], counts: Sequence[int], *, keeps: bool) -> list[Chosen | None]:
+    """The largest elements of several vectors, as `Chosen.of`. All lie in host memory, or on one device."""
+    found: list[Chosen | None] = [None] * len(vectors)
+    alike = defaultdict[tuple[int, int], list[tuple[int, torch.Tensor]]](list)
+    for nth, (vector, count) in enumerate(zip(vectors, counts, strict=True)):
+        if vector is None:
+            continue
+        if in_host_memory(vector):
+            found[nth] = Chosen.of(vector, count, keeps=keeps)
+        else:
+            alike[vector.numel(), min(count, vector.numel())].append((nth, vector))
+    for (elements, count), listed in alike.items():
+        most = max(1, TOGETHER // max(1, elements))
+        for start in range(0, len(listed), most):
+            some = listed[start : start + most]
+            chosen = _together([vector for _, vector in some], count, keeps=keeps)
+            for (nth, _), one in zip(some, chosen, strict=True):
+                found[nth] = one
+    return found
+
+
+def add_each(vectors: Sequence[Chosen | None], starts: Sequence[int], weight: float, total: torch.Tensor) -> None:
+    """total (float64, on a device) += weight * the elements of each vector, of which the first has its place at its start."""
+    found = [(one, start) for one, start in zip(vectors, starts, strict=True) if one is not None and one.values.numel()]
+    if not found:
+        return
+    packed, values = _joined([one.packed for one, _ in found], total), _joined([one.values for one, _ in found], total)
+    numbers = torch.tensor([[one.values.numel(), start] for one, start in found]).t().contiguous()
+    counts, firsts = _joined([numbers], total)
+    # No place comes twice.
+    total.index_add_(0, _places(packed, counts, firsts, values.numel()), values.double().mul_(weight))
+
+
+def _joined(tensors: Sequence[torch.Tensor], beside: torch.Tensor) -> torch.Tensor:
+    """The tensors as one where another tensor is, on a device."""
+    whole = page_locked(torch.cat([*tensors]), beside.device)
+    return beside.new_empty(whole.shape, dtype=whole.dtype).copy_(whole, non_blocking=True)
+
+
+def _places(packed: torch.Tensor, counts: torch.Tensor, starts: torch.Tensor, elements: int) -> torch.Tensor:
+    """The places that were packed for several vectors, one behind the other: of each so many, counted from its start on."""
+    is_last = packed < 128  # of the bytes of a gap
+    lasts = is_last.nonzero().flatten()
+    behind = is_last.cumsum(0) - is_last.long()  # so many gaps
+    firsts = torch.cat([lasts.new_zeros(1), lasts + 1])[behind]
+    digits = torch.ones_like(behind).cumsum(0) - 1 - firsts
+    reached = ((packed & 127).long() << 7 * digits).cumsum(0)[lasts]  # as if all were one vector
+    before = torch.cat([reached.new_zeros(1), reached])[counts.cumsum(0) - counts]
+    return reached - 1 + torch.repeat_interleave(starts - before, counts, output_size=elements)
+
+
+def _together(vectors: Sequence[torch.Tensor], count: int, *, keeps: bool) -> list[Chosen]:
+    """The `count` largest elements of each of these vectors of one length, on a device. Waits for it three times."""
+    elements = vectors[0].numel()
+    if not count:
+        return [Chosen.at(torch.empty(0, dtype=torch.int64), torch.empty(0)) for _ in vectors]
+    values = torch.stack([*vectors]) if len(vectors) > 1 else vectors[0].view(1, -1)
+    taken, counts = _taken(values, count)
+    places = taken.flatten().nonzero().flatten()
+    exact = values.view(-1)[places]
+    sent = rounded(exact)
+    if keeps:
+        values.view(-1)[places] = exact - sent
+        if len(vectors) > 1:
+            foreach.copy(vectors, values.unbind())
+    within = (places % elements).int()
+    here = collected(within.nbytes + sent.nbytes, [(0, within), (within.nbytes, sent)])
+    found = zip(
+        torch.split(here[: within.nbytes].view(torch.int32).long(), counts),
+        torch.split(here[within.nbytes :].view(torch.float32).clone(), counts),
+        strict=True,
+    )
+    return [Chosen.at(own, of_own) for own, of_own in found]
+
+
+def _taken(values: torch.Tensor, count: int) -> tuple[torch.Tensor, list[int]]:
+    """A mask of the `count` largest elements of each row, and how many they are: of equal ones the first, and none of zeros.
+    The order in which `topk` finds equal elements does not show."""
+    bits = values.view(torch.int32) & MAGNITUDE
+    least = bits.topk(count, sorted=False).values.amin(1, keepdim=True).clamp_(min=1)
+    taken = bits >= least
+    counts: list[int] = taken.sum(1).tolist()
+    if max(counts) > count:  # more are equal than are wanted
+        above = bits > least
+        left = count - above.sum(1, keepdim=True)
+        taken = above | (taken & ((taken & ~above).cumsum(1) <= left))
+        counts = taken.sum(1).tolist()
+    return taken, counts
 
 
 def _chosen(vector: torch.Tensor, count: int) -> torch.Tensor:
@@ -86,25 +170,11 @@ def _chosen(vector: torch.Tensor, count: int) -> torch.Tensor:
     return places[: LOOPS["choose"](at, vector.numel(), count, start_of(histogram), start_of(places))]
 
 
-def chosen_by_operations(vector: torch.Tensor, count: int) -> torch.Tensor:
-    """As `_chosen`, on any device. The order in which `topk` finds equal elements does not show."""
-    if not count:
-        return torch.empty(0, dtype=torch.int64, device=vector.device)
-    bits = vector.view(torch.int32) & MAGNITUDE
-    least = bits.topk(count, sorted=False).values.min().clamp(min=1)
-    found = (bits >= least).nonzero().flatten()
-    if len(found) <= count:
-        return found
-    above = bits[found] > least  # more are equal than are wanted
-    return found[above | ((~above).cumsum(0) <= count - above.sum())]
-
-
 def rounded(values: torch.Tensor) -> torch.Tensor:
     """Each of these finite float32 values rounded to the nearest bfloat16, as float32. Computed in integers, so alike on
-    every processor."""
-    bits = numpy.clip(values.numpy(), -_LARGEST, _LARGEST).view(numpy.uint32)
-    up = numpy.uint32(0x7FFF) + ((bits >> numpy.uint32(16)) & numpy.uint32(1))
-    return torch.from_numpy(((bits + up) & numpy.uint32(0xFFFF0000)).view(numpy.float32))
+    every processor and device."""
+    bits = values.clamp(-_LARGEST, _LARGEST).view(torch.int32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) & -0x10000).view(torch.float32)
 
 
 @dataclass(frozen=True)

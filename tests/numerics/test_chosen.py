@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from orchestrator.numerics import chosen
-from orchestrator.numerics.chosen import Chosen, ChosenRow, chosen_by_operations, pack, unpack
+from orchestrator.numerics.chosen import Chosen, ChosenRow, add_each, of_each, pack, unpack
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0])
 LARGEST = torch.finfo(torch.bfloat16).max
@@ -41,29 +41,32 @@ def test_the_largest_are_chosen_and_of_equal_ones_the_first(values: numpy.ndarra
     assert found.values.numel() == sum(values[i] != 0 for i in order)
 
 
-@given(VECTORS, st.integers(0, 50))
-def test_operations_of_torch_choose_what_the_loop_chooses(values: numpy.ndarray, count: int) -> None:
-    vector, count = torch.from_numpy(values), min(count, len(values))
-    assert torch.equal(chosen_by_operations(vector, count), chosen._chosen(vector, count))
-
-
-@given(VECTORS, st.integers(0, 50), st.floats(0.1, 9.0), st.booleans())
+@given(st.lists(st.none() | VECTORS, max_size=9), st.integers(0, 50), st.floats(0.1, 9.0), st.booleans())
 def test_on_a_device_the_same_is_sent_kept_and_added(
-    values: numpy.ndarray, count: int, weight: float, keeps: bool
+    given_vectors: list[numpy.ndarray | None], count: int, weight: float, keeps: bool
 ) -> None:
-    """All but the packing is done by operations of torch there."""
-    found = []
-    for in_host_memory in (True, False):
-        vector, total = torch.from_numpy(values.copy()), torch.ones(len(values), dtype=torch.float64)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(chosen, "in_host_memory", lambda _, here=in_host_memory: here)
-            one = Chosen.of(vector, count, keeps=keeps)
-            one.add(weight, total)
-        found.append((one.packed.tolist(), one.values.tolist(), vector, total))
-    (packed, sent, kept, sums), (packed_there, sent_there, kept_there, sums_there) = found
-    assert (packed, sent) == (packed_there, sent_there)
-    assert torch.equal(kept.view(torch.int32), kept_there.view(torch.int32))
-    assert torch.equal(sums, sums_there)
+    """Operations of torch take several vectors together there, also such as are not of one length, and pieces of many."""
+    vectors = [None if values is None else torch.from_numpy(values.copy()) for values in given_vectors]
+    vectors += [None if vector is None else vector.flip(0).contiguous() for vector in vectors]
+    apart = [None if vector is None else vector.clone() for vector in vectors]
+    found = [None if vector is None else Chosen.of(vector, count, keeps=keeps) for vector in vectors]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(chosen, "in_host_memory", lambda _: False)
+        patched.setattr(chosen, "TOGETHER", 20)
+        there = of_each(apart, [count] * len(apart), keeps=keeps)
+    for one, other, vector, kept in zip(found, there, vectors, apart, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None and vector is not None and kept is not None:
+            assert (one.packed.tolist(), one.values.tolist()) == (other.packed.tolist(), other.values.tolist())
+            assert torch.equal(vector.view(torch.int32), kept.view(torch.int32))
+    sizes = [0 if vector is None else vector.numel() for vector in vectors]
+    starts = [sum(sizes[:nth]) for nth in range(len(sizes))]
+    totals = torch.ones(2, sum(sizes), dtype=torch.float64)
+    add_each(there, starts, weight, totals[1])
+    for one, start, size in zip(found, starts, sizes, strict=True):
+        if one is not None:
+            one.add(weight, totals[0][start : start + size])
+    assert torch.equal(*totals)
 
 
 @given(VECTORS, st.integers(1, 50))
@@ -75,15 +78,16 @@ def test_what_is_chosen_and_what_is_kept_are_the_whole(values: numpy.ndarray, co
     assert ((vector.abs() <= sent.abs() / 2**8) | (sent == 0) | (sent.abs() == LARGEST) | (vector.abs() < 1e-38)).all()
 
 
-@pytest.mark.parametrize("in_host_memory", [True, False])
-def test_long_gaps_come_back(in_host_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chosen, "in_host_memory", lambda _: in_host_memory)
+def test_long_gaps_come_back() -> None:
     vector = torch.zeros(3_000_000)
     places = [0, 127, 128, 16_511, 2_999_999]
     vector[places] = torch.arange(1.0, 6.0)
     found = Chosen.of(vector, 5, keeps=False)
     assert found.packed.numel() == 1 + 1 + 1 + 2 + 4
     assert torch.equal(dense(found, vector.numel()), vector)
+    total = torch.zeros(2 * vector.numel(), dtype=torch.float64)
+    add_each([found, found], [0, vector.numel()], 1.0, total)
+    assert torch.equal(total.float(), torch.cat([vector, vector]))
 
 
 @pytest.mark.slow

@@ -162,10 +162,7 @@ class _LargestCarrier:
     def load(self, held: Sequence[Held], rows: Rows) -> None:
         found = []
         for each, row in zip(held, rows.rows, strict=True):
-            vectors = [
-                None if tensor is None else chosen.Chosen.of(tensor, count, keeps=rows.keeps)
-                for tensor, count in zip(row, rows.counts, strict=True)
-            ]
+            vectors = chosen.of_each(row, rows.counts, keeps=rows.keeps)
             found.append(chosen.ChosenRow(each.shard, each.weight, vectors))
         self._payload = chosen.pack(found)
 
@@ -176,18 +173,33 @@ class _LargestCarrier:
 
 
 class _LargestResult:
+    """On a device vectors that follow one another are decoded together, when the first of them is asked for."""
+
     def __init__(self, rows: Sequence[chosen.ChosenRow], elements: Sequence[int], total_weight: float) -> None:
         self._rows = rows
         self._elements = elements
         self._total_weight = total_weight
+        self._means: dict[int, torch.Tensor] = {}  # those that were decoded last
 
     def write(self, i: int, out: torch.Tensor) -> None:
-        total = out.new_zeros(self._elements[i], dtype=torch.float64)
+        if i not in self._means:
+            self._means = self._decoded(i, out)
+        out.copy_(self._means[i])
+
+    def _decoded(self, first: int, beside: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The means of this vector and of those behind it, where another tensor is."""
+        here = in_host_memory(beside)
+        starts = [0, *itertools.accumulate(self._elements[first:])]
+        count = 1 if here else max(1, sum(end <= chosen.TOGETHER for end in starts[1:]))
+        total = beside.new_zeros(starts[count], dtype=torch.float64)
         for row in self._rows:
-            vector = row.vectors[i]
-            if vector is not None:
-                vector.add(row.weight, total)
-        out.copy_(divided(total, self._total_weight))
+            vectors = row.vectors[first : first + count]
+            if not here:
+                chosen.add_each(vectors, starts[:count], row.weight, total)
+            elif vectors[0] is not None:
+                vectors[0].add(row.weight, total)
+        means = torch.split(divided(total, self._total_weight), list(self._elements[first : first + count]))
+        return {first + nth: mean for nth, mean in enumerate(means)}
 
 
 class _LevelsResult:
