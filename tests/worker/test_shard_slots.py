@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,6 +153,33 @@ def test_what_is_staged_is_there_before_the_step_commits_and_counts_only_then(me
     assert mine.of(0)["counts"] == 2
     mine.follow(2, 3)
     assert mine.of(0)["counts"] == 3
+
+
+def test_states_of_a_lone_worker_go_there_before_another_one_takes_part(memory: int) -> None:
+    mine = ShardStates(lambda: row(0))
+    mine.outlive(lambda _: ShardSlots(memory, 3, row(0)), alone=True)
+    after_steps(mine, (0, 1), 3)
+    other = states_in(memory)
+    other.follow(0, 3)
+    assert len(other.held) == 0
+    mine.outlive(lambda _: None, alone=False)
+    assert [*other.held] == [0, 1]
+    assert other.of(1)["counts"] == 103
+
+
+def test_states_from_a_card_are_there_when_all_have_arrived(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    slots = slots_of(memory)
+    stream = SimpleNamespace(synchronize=lambda: waits.append(int(slots._stamps.max())))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(slots, "_from_card", True)
+    for shard in range(3):
+        slots.write(shard, 1, row(1))
+    assert slots.stamped(1) == set()
+    slots.arrive()
+    assert slots.stamped(1) == {0, 1, 2}
+    slots.arrive()
+    assert waits == [0]
 
 
 def test_a_row_that_came_from_elsewhere_is_put_where_it_outlives_its_host(memory: int) -> None:

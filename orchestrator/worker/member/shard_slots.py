@@ -47,6 +47,7 @@ class ShardSlots:
         self._fd = fd
         self._reserved: set[int] = set()
         self._locked: set[int] = set()
+        self._arriving: list[tuple[int, int]] = []  # (shard, stamp) of states that are being copied
         self._kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in row.items()}
         self._from_card = any(tensor.device.type == "cuda" for tensor in row.values())
         sizes = [-(-tensor.numel() * tensor.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES for tensor in row.values()]
@@ -84,7 +85,8 @@ class ShardSlots:
                 self._locked.add(shard)
 
     def write(self, shard: int, stamp: int, row: SlotRow) -> None:
-        """Write the state of the shard after `stamp` steps, at least one. Its memory has been reserved."""
+        """Write the state of the shard after `stamp` steps, at least one. Its memory has been reserved. From a card it is there
+        with `arrive`."""
         slot = self._slot_of(stamp)
         if self._stamps[shard, slot] == stamp:
             return
@@ -92,8 +94,17 @@ class ShardSlots:
         for name, tensor in self._tensors(shard, slot).items():
             tensor.copy_(row[name], non_blocking=True)
         if self._from_card:
+            self._arriving.append((shard, stamp))
+        else:
+            self._stamps[shard, slot] = stamp
+
+    def arrive(self) -> None:
+        """Wait, once for all, until what was written is there."""
+        if self._arriving:
             torch.cuda.current_stream().synchronize()
-        self._stamps[shard, slot] = stamp
+        for shard, stamp in self._arriving:
+            self._stamps[shard, self._slot_of(stamp)] = stamp
+        self._arriving = []
 
     def stamped(self, stamp: int) -> set[int]:
         """The shards whose state after `stamp` steps is here."""
