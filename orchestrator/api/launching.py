@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from orchestrator.api.results import Rerun, Run, Sweep
+from orchestrator.records import phases
 
 if TYPE_CHECKING:
     from orchestrator.driver.report.outcome import RunOutcome
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _TRUST = "trust=true"
 
 
+@phases.of_a_launch()
 def launch(
     conf: str | Path | Mapping[str, Any], *overrides: str, on_event: Callable[[Mapping[str, Any]], object] | None = None
 ) -> Run:
@@ -45,6 +47,7 @@ def launch(
     return _ended(run_id, outcome, typed, settings.tracking.uri)
 
 
+@phases.of_a_launch()
 def resume(run_id: str | Run = "last", *overrides: str, trust: bool = False, uri: str | None = None) -> Run | Sweep:
     """Go on with a run, a sweep or an ensemble from where it stands, and wait for its end; the same as `resume=RUN_ID`.
 

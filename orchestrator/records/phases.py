@@ -1,10 +1,10 @@
 """The phases of a launch's start, with when each began and how long it took, for the timeline of the run.
 
     with phases.of("Ray"): ...          # in whichever thread of the launch does it
-    phases.told()                       # [{"member": "driver", "started": 1795448868.85, "spans": [...]}, ...]
+    phases.recorded()                   # [{"member": "driver", "started": 1795448868.85, "spans": [...]}, ...]
 
-A process has one list of them, and each launch that it drives beside others one of its own: a thread that works for such a
-launch takes it along (`contextvars.copy_context`). They are noted always, since that costs two clocks each. The form is that
+A process has one list of them. If it drives several launches, each has a list of its own (`of_a_launch`). Threads that work
+for it take that along (`contextvars.copy_context`). They are noted always, since that costs two clocks each. The form is that
 of the spans of `records.times.chrome`. It does not decide what a phase is: the code that does something says so.
 """
 
@@ -27,9 +27,14 @@ _of_process: list[_Span] = []
 _of_launch: ContextVar[list[_Span]] = ContextVar("phases", default=_of_process)
 
 
-def begin() -> None:
-    """From now on phases of this context are those of a launch beside others."""
-    _of_launch.set([])
+@contextmanager
+def of_a_launch() -> Iterator[None]:
+    """The phases within the block are those of one launch of several."""
+    before = _of_launch.set([])
+    try:
+        yield
+    finally:
+        _of_launch.reset(before)
 
 
 def began(what: str, line: str | None = None) -> None:

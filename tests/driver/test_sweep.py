@@ -5,20 +5,26 @@ from __future__ import annotations
 import io
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.config.settings import kept
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import ConfigurationError
 from orchestrator.experiments import pictures
 from orchestrator.experiments.rerun.sweep import parting
 from orchestrator.experiments.search.asking import Trial
-from orchestrator.experiments.search.outlook import Cut, Ended
+from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.experiments.search.space import Choice, Range, Space
 from orchestrator.experiments.search.sweeps import load_sweep
+from orchestrator.experiments.sweep import trials
 from orchestrator.experiments.sweep.record import SweepHistory, of_runs, parameters
 from orchestrator.experiments.sweep.report import SweepReport, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import (
@@ -31,6 +37,7 @@ from orchestrator.experiments.sweep.trial_board import (
     summary,
     table,
 )
+from orchestrator.records import phases
 from tests.products import thinned
 from tests.refusals import refused
 
@@ -117,6 +124,40 @@ def test_a_torn_journal_tells_what_its_whole_lines_tell(
     torn = SweepHistory.read(journal)
     journal.write_text("".join(json.dumps(event) + "\n" for event in EVENTS[: whole[:end].count("\n")]))
     assert SweepHistory.read(journal) == torn
+
+
+def test_the_timeline_of_a_trial_shows_no_phase_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials with a thread of their own, and those that follow another one in its thread."""
+    told: dict[str, list[dict[str, Any]]] = {}
+
+    def launched(settings: str, *_: object, **__: object) -> tuple[str, RunOutcome]:
+        phases.note(f"start of {settings}", 1.0, 2.0, "driver")
+        told[settings] = phases.recorded()
+        return settings, RunOutcome()
+
+    class Noting(trials.Trials):
+        def _settings(self, place: TrialRung, _: object) -> Any:
+            return f"trial {place[0]}"
+
+        def _beside(self, _: TrialRung) -> Any:
+            return None
+
+        def _valued(self, run_id: str, *_: object) -> Ended:
+            return Ended(run_id, 0.0, None)
+
+    monkeypatch.setattr(trials, "launch", launched)
+    sweep: Any = SimpleNamespace(noun="trial", kind="sweep", ensemble=None, course=MagicMock())
+    record: Any = MagicMock(known=SweepHistory())
+    each: Any = Noting(sweep, record, MagicMock(), MagicMock(), MagicMock(signal=None), Path())
+    with ThreadPoolExecutor(2) as pool:
+        for run in [pool.submit(each._run, (number, 0), {}) for number in range(6)]:
+            run.result()
+    assert told == {
+        f"trial {number}": [
+            {"member": "driver", "started": 1.0, "spans": [[f"start of trial {number}", None, None, 0.0, 1.0]]}
+        ]
+        for number in range(6)
+    }
 
 
 def test_a_damaged_journal_is_told(tmp_path: Path) -> None:

@@ -12,14 +12,11 @@ import pytest
 from orchestrator.records import phases, times
 
 
+@phases.of_a_launch()
 def of_a_launch(*notes: tuple[str, float, float, str | None]) -> list[dict[str, object]]:
-    def within() -> list[dict[str, object]]:
-        phases.begin()
-        for what, began, ended, line in notes:
-            phases.note(what, began, ended, line)
-        return phases.recorded()
-
-    return copy_context().run(within)
+    for what, began, ended, line in notes:
+        phases.note(what, began, ended, line)
+    return phases.recorded()
 
 
 def test_each_line_begins_with_its_first_phase() -> None:
@@ -37,28 +34,22 @@ def test_a_phase_is_noted_also_where_it_fails_and_entering_is_all_of_it() -> Non
     def resource():  # type: ignore[no-untyped-def]
         yield 5
 
-    def within() -> list[str]:
-        phases.begin()
+    with phases.of_a_launch():
         with pytest.raises(ValueError, match="no"), phases.of("fails"):
             raise ValueError("no")
         with phases.entered("enters", resource()) as found:
             assert found == 5
-            return [span[0] for span in phases.recorded()[0]["spans"]]
-
-    assert copy_context().run(within) == ["fails", "enters"]
+            assert [span[0] for span in phases.recorded()[0]["spans"]] == ["fails", "enters"]
 
 
 def test_launches_side_by_side_have_lists_of_their_own_and_threads_take_them_along() -> None:
-    def within() -> list[str]:
-        phases.begin()
-        context = copy_context()
-        thread = threading.Thread(target=context.run, args=(phases.note, "beside", 1.0, 2.0), name="record")
+    with phases.of_a_launch():
+        target, noted = copy_context().run, (phases.note, "beside", 1.0, 2.0)
+        thread = threading.Thread(target=target, args=noted, name="record")
         thread.start()
         thread.join()
-        return [line["member"] for line in phases.recorded()]
-
-    assert copy_context().run(within) == ["driver, record"]
-    assert of_a_launch() == []
+        assert of_a_launch() == []
+        assert [line["member"] for line in phases.recorded()] == ["driver, record"]
 
 
 def test_a_process_began_before_now() -> None:

@@ -43,6 +43,7 @@ from orchestrator.experiments.search.outlook import Ended, Outlook, TrialRung, l
 from orchestrator.experiments.sweep.record import SweepRecord
 from orchestrator.experiments.sweep.trial_board import TrialBoard, TrialDisplay
 from orchestrator.provenance.tracking import PARENT
+from orchestrator.records import phases
 
 _OF_THE_TRIAL = (PipelineRaised, NonFinite, Inconsistent, WorkerLost, Stalled, ConfigurationError)
 
@@ -114,7 +115,8 @@ class Trials:
             raise Interrupted(f"interrupted by {self.pending_signal.signal}", code="run.interrupted")
         self.board.begins(place, point, self.sweep.course.steps_of(place[1]))
         try:
-            ended = self._come_to_an_end(place, point)
+            with phases.of_a_launch():
+                ended = self._come_to_an_end(place, point)
         except BaseException:
             self.board.leaves(place)
             raise

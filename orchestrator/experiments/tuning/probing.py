@@ -42,7 +42,7 @@ from orchestrator.errors import Interrupted, RunFailed
 from orchestrator.experiments.simulation import calibration
 from orchestrator.experiments.simulation.calibration import Layout, Measured
 from orchestrator.experiments.simulation.candidates import in_words
-from orchestrator.records import lines
+from orchestrator.records import lines, phases
 
 _LEAST_STEPS: Final = 6  # of a piece, however long they take: the first computes twice and counts nothing
 _STOPPED: Final = "tuned"  # the signal by which a piece ends
@@ -95,7 +95,7 @@ class Prober:
     def measure(self, layout: Layout) -> Measured:
         """Raises Interrupted, RunFailed, and what the run raises."""
         self.display.say(f"measuring {in_words(layout)}")
-        with signals.posted() as pending_signal:
+        with signals.posted() as pending_signal, phases.of_a_launch():
             watch = _Watch(self.settings.tuning.seconds, pending_signal)
             beside = Beside(self.folder, _Quiet(), pending_signal, self.ray)
             run_id, outcome = launch(self._piece(layout), {}, beside=beside, on_event=watch.heard)
