@@ -48,7 +48,9 @@ ROOMS = {
     "driver": ["launch", "run", "recording", "preflight", "report", "folders", "supervision", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],
     "worker": [
-        *("worker", "server", "hooks", "serving", "strategies", "loop", "asynchronous", "pipeline_parallel", "step"),
+        *("worker", "server", "hooks", "serving", "strategies", "memory_needs", "loop", "asynchronous"),
+        "pipeline_parallel",
+        "step",
         *(
             "ensemble",
             "admission",

@@ -15,7 +15,7 @@ from orchestrator.config.resolve import resolve
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.optim import optimizers
-from orchestrator.worker import strategies
+from orchestrator.worker import memory_needs
 from orchestrator.worker.asynchronous import footprint as free_footprint
 from orchestrator.worker.pipeline_parallel import border_memory
 from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
@@ -159,13 +159,13 @@ def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyP
     gradients = -(-settings.data.shards // on.workers) * sum(slot.elements for slot in layout.slots)
     foretold = footprint.worker_needs(layout, schedule, resolve(settings), parameters=parameters).host
     assert foretold == max(each.now for each in regions) + 4 * (parameters + remembered + gradients)
-    said = strategies.sentence(members._run_manifest, resolve(settings))
+    said = memory_needs.sentence(members._run_manifest, resolve(settings))
     assert said == f"each worker holds {parameters:,} parameters and needs about {foretold / 1e6:.1f} MB for them"
 
 
 def test_facts_that_do_not_tell_have_no_sentence() -> None:
     settings = settings_for(p.Mlp, On())
-    assert strategies.sentence({}, resolve(settings)) is None
+    assert memory_needs.sentence({}, resolve(settings)) is None
 
 
 FREE: list[dict[str, Any]] = [{"name": "bap"}, {"name": "asp", "threshold": 0.05}]
@@ -200,7 +200,7 @@ def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkey
     there = sum(tensor.numel() * tensor.itemsize for tensor in own) + held_back + 4 * parameters
     workers = regions[: on.workers]
     assert foretold == max(each.now for each in workers) + there + 2 * 4 * (elements - steps)
-    assert strategies.needed(members._run_manifest, plan) == [Needed(foretold)]
+    assert memory_needs.by_stage(members._run_manifest, plan) == [Needed(foretold)]
 
 
 def test_a_model_of_each_shard_needs_more() -> None:
@@ -250,9 +250,9 @@ MANIFEST = {"parameters": SIZE, "layout": LAYOUT.as_dict(), "shard_state": False
 def test_on_a_card_no_gradient_waits_and_nothing_is_in_host_memory() -> None:
     """Own sum 8, result 4, parameters 4, gradient 4, optimizer 8; where it is clipped a copy."""
     plain, clipped = _on_cards(), _on_cards(clip=1.0)
-    assert strategies.needed(MANIFEST, plain) == [Needed(0, 28 * SIZE)]
-    assert strategies.needed(MANIFEST, clipped) == [Needed(0, 32 * SIZE)]
-    assert strategies.sentence(MANIFEST, plain) == (
+    assert memory_needs.by_stage(MANIFEST, plain) == [Needed(0, 28 * SIZE)]
+    assert memory_needs.by_stage(MANIFEST, clipped) == [Needed(0, 32 * SIZE)]
+    assert memory_needs.sentence(MANIFEST, plain) == (
         f"each worker holds {SIZE:,} parameters and needs about {28 * SIZE / 1e6:.3g} MB of its GPU for them"
     )
 
@@ -263,8 +263,8 @@ def test_no_worker_needs_at_once_more_than_is_told_of_the_one_that_needs_most(na
     """In lockstep one needs just that; replicas that run free give 12 bytes an element to their passes."""
     workers = 4
     plan = _on_cards(on=On(workers, topology=name), shards=4, **more)
-    (most,) = strategies.needed(MANIFEST, plan)
-    each = strategies.needed_at_once(MANIFEST, plan, footprint.first_schedule(plan), ())
+    (most,) = memory_needs.by_stage(MANIFEST, plan)
+    each = memory_needs.at_once(MANIFEST, plan, footprint.first_schedule(plan), ())
     assert len(each) == workers
     assert max(each) == most.card - (0 if plan.lockstep else 12 * SIZE)
 
@@ -287,30 +287,28 @@ def test_a_spare_holds_what_it_has_prepared(more: dict[str, Any], elements: int)
     plan, large = _on_cards(shards=4, **more), 6_000_640
     layout = Layout.of([("w", torch.empty(large, device="meta"))])
     manifest = {**MANIFEST, "parameters": large, "layout": layout.as_dict()}
-    assert strategies.needed_by_a_spare(manifest, plan) == elements * large
-    assert strategies.needed_by_a_spare(manifest, replace(plan, run=replace(plan.run, compute=CPU))) == 0
-    assert strategies.needed_by_a_spare({"stages": {}}, plan) == 0
+    assert memory_needs.of_a_spare(manifest, plan) == elements * large
+    assert memory_needs.of_a_spare(manifest, replace(plan, run=replace(plan.run, compute=CPU))) == 0
+    assert memory_needs.of_a_spare({"stages": {}}, plan) == 0
 
 
 def test_a_server_needs_the_sum_of_its_part_and_the_result_where_it_adds_up_on_a_card() -> None:
     schedule = build_schedule("parameter_server", 2, servers=2)
     lockstep, free = _on_cards(), _on_cards(sync={"name": "bap"})
     for plan, each in ((lockstep, [8 * SIZE // 2 + 4 * SIZE] * 2), (free, [0, 0])):
-        assert strategies.needed_by_servers(MANIFEST, plan, schedule) == each
+        assert memory_needs.of_servers(MANIFEST, plan, schedule) == each
 
 
 def test_of_stages_each_worker_needs_what_its_own_does() -> None:
     plan = _on_cards(on=On(4, stages=2), shards=6)
     cut = {"borders": ["2"], "parameters": [600, 400], "shares": [0.5, 0.5], "crossing": [0]}
     schedule = footprint.first_schedule(plan)
-    assert strategies.needed_at_once({"stages": cut}, plan, schedule, (0, 1, 1, 0)) == [
-        28 * n for n in (600, 400, 400, 600)
-    ]
+    assert memory_needs.at_once({"stages": cut}, plan, schedule, (0, 1, 1, 0)) == [28 * n for n in (600, 400, 400, 600)]
 
 
 def test_plain_sums_take_half_as_much_of_a_card_as_exact_ones() -> None:
     """A gradient, the own sum and the result, all of float32, and the model with what AdamW remembers."""
-    (kept,) = strategies.needed(MANIFEST, _on_cards(reduction="fast", shards=6))
+    (kept,) = memory_needs.by_stage(MANIFEST, _on_cards(reduction="fast", shards=6))
     assert kept == Needed(0, (4 + 4 + 4 + 4 + 8) * SIZE)
 
 
@@ -318,14 +316,14 @@ def test_plain_sums_take_half_as_much_of_a_card_as_exact_ones() -> None:
 def test_contributions_that_are_compressed_are_held_on_the_card(feedback: bool, each: int) -> None:
     """They are of three shards, with what those kept; beside them a gradient, the result and the model."""
     compressed = _on_cards(compression={"name": "topk", "ratio": 0.1}, shards=6)
-    (kept,) = strategies.needed({**MANIFEST, "shard_state": feedback}, compressed)
+    (kept,) = memory_needs.by_stage({**MANIFEST, "shard_state": feedback}, compressed)
     assert kept == Needed(0, (3 * each + 4 + 4 + 4 + 8) * SIZE)
 
 
 @pytest.mark.parametrize(("masked", "here"), [(False, 16), (True, 24)])
 def test_clipped_contributions_are_integers_on_the_card_and_add_up_in_host_memory(masked: bool, here: int) -> None:
     """Own sum 8, gradient 4, result 4, and the model; what is contributed, and the sum; to be masked, a copy of the own sum."""
-    (kept,) = strategies.needed(MANIFEST, _on_cards(privacy={"clipping_norm": 1.0}, masked=masked))
+    (kept,) = memory_needs.by_stage(MANIFEST, _on_cards(privacy={"clipping_norm": 1.0}, masked=masked))
     assert kept == Needed(here * SIZE, (8 + 4 + 4 + 4 + 8) * SIZE)
     assert str(kept) == f"{sized(28 * SIZE)} of its GPU and {sized(here * SIZE)} of host memory"
 
@@ -333,11 +331,11 @@ def test_clipped_contributions_are_integers_on_the_card_and_add_up_in_host_memor
 @pytest.mark.parametrize("mode", [{"name": "bap"}, {"name": "asp", "threshold": 0.05}, {"name": "gossip"}], ids=str)
 def test_replicas_that_run_free_are_on_the_card_with_what_is_kept_of_optimizers(mode: dict[str, Any]) -> None:
     plan = _on_cards(sync=mode, shards=4)
-    (here,) = strategies.needed(MANIFEST, replace(plan, run=replace(plan.run, compute=CPU)))
-    (there,) = strategies.needed(MANIFEST, plan)
+    (here,) = memory_needs.by_stage(MANIFEST, replace(plan, run=replace(plan.run, compute=CPU)))
+    (there,) = memory_needs.by_stage(MANIFEST, plan)
     assert here.card == 0
     assert there == Needed(0, here.host + 4 * SIZE)
-    assert "of its GPU for them" in str(strategies.sentence(MANIFEST, plan))
+    assert "of its GPU for them" in str(memory_needs.sentence(MANIFEST, plan))
 
 
 def test_a_stage_has_places_for_what_crosses_its_borders() -> None:
@@ -346,7 +344,7 @@ def test_a_stage_has_places_for_what_crosses_its_borders() -> None:
     assert stage_footprint.by_stage(cut, plan) == [Needed(0, 32 * 600 + 3 * 1024), Needed(0, 32 * 400 + 3 * 1024)]
     older = {name: value for name, value in cut.items() if name != "crossing"}
     assert stage_footprint.by_stage(older, plan) == [Needed(0, 32 * 600), Needed(0, 32 * 400)]
-    assert strategies.sentence({"parameters": 1000, "stages": cut}, plan) == (
+    assert memory_needs.sentence({"parameters": 1000, "stages": cut}, plan) == (
         "the model of 1,000 parameters is cut: stage 0 from the first layers (600 parameters, 22.3 kB of its GPU, 50% of the "
         "computation), stage 1 from 2 (400 parameters, 15.9 kB of its GPU, 50% of the computation)"
     )

@@ -11,7 +11,7 @@ from orchestrator.controller.shard_assignment import assign_stages
 from orchestrator.driver.preflight import crowded_cards, visible_cards
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.environment.cards import CardsUnknown
-from orchestrator.worker import strategies
+from orchestrator.worker import memory_needs
 from orchestrator.worker.model.construction import Rehearsal
 from orchestrator.worker.voting import footprint
 from orchestrator.worker.voting.footprint import Needed
@@ -23,7 +23,7 @@ def planned(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> list[Ne
     """The memory that the worker of each stage needs: one entry if the model is whole. Empty if only a worker can tell. cut:
     as `planning.summary`."""
     known = _known(plan, built, cut)
-    return [] if known is None else strategies.needed(known, plan)
+    return [] if known is None else memory_needs.by_stage(known, plan)
 
 
 def _known(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -48,9 +48,9 @@ def refuse_crowded_cards(plan: Plan, built: Rehearsal, cut: dict[str, Any] | Non
     stages = assign_stages([None] * members.start, members.stages) if members.stages > 1 else ()
     schedule = footprint.first_schedule(plan)
     needed = {
-        "worker": strategies.needed_at_once(known, plan, schedule, stages),
-        "spare": [strategies.needed_by_a_spare(known, plan)] * members.spares,
-        "server": [] if stages else strategies.needed_by_servers(known, plan, schedule),
+        "worker": memory_needs.at_once(known, plan, schedule, stages),
+        "spare": [memory_needs.of_a_spare(known, plan)] * members.spares,
+        "server": [] if stages else memory_needs.of_servers(known, plan, schedule),
     }
     sizes = [(role, size) for role, each in needed.items() for size in each if size]
     if sum(size for _, size in sizes) < _ANY_CARD_BYTES:

@@ -156,26 +156,26 @@ class Record:
     @property
     def memory(self) -> str | None:
         """How much memory a worker needs, in words, once that is known."""
-        from orchestrator.worker import strategies  # a launch would wait for all that it imports
+        from orchestrator.worker import memory_needs  # a launch would wait for all that it imports
 
-        return strategies.sentence(self.run_manifest, self._plan)
+        return memory_needs.sentence(self.run_manifest, self._plan)
 
     def needed_at_once(self, generation: Generation) -> list[int]:
         """By rank, the bytes of its GPU that a member needs beside activations, for certain; empty where nobody knows."""
-        from orchestrator.worker import strategies  # as above
+        from orchestrator.worker import memory_needs  # as above
 
         begin, schedule = generation.begin, generation.schedule
         if "parameters" not in begin.run_manifest:
             return []
-        of_workers = strategies.needed_at_once(begin.run_manifest, self._plan, schedule, begin.stages)
-        return [*of_workers, *strategies.needed_by_servers(begin.run_manifest, self._plan, schedule)]
+        of_workers = memory_needs.at_once(begin.run_manifest, self._plan, schedule, begin.stages)
+        return [*of_workers, *memory_needs.of_servers(begin.run_manifest, self._plan, schedule)]
 
     def needed_by_a_spare(self, generation: Generation) -> int:
         """Likewise, of a worker that is ready and has no place; 0 where nobody knows."""
-        from orchestrator.worker import strategies  # as above
+        from orchestrator.worker import memory_needs  # as above
 
         run_manifest = generation.begin.run_manifest
-        return strategies.needed_by_a_spare(run_manifest, self._plan) if "parameters" in run_manifest else 0
+        return memory_needs.of_a_spare(run_manifest, self._plan) if "parameters" in run_manifest else 0
 
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
         """Record what the user's code has read in a process of a worker. Returns the obstacles to a rerun and the notes that
