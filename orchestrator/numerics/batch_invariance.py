@@ -30,7 +30,7 @@ from typing import Any
 import numpy
 import torch
 
-from orchestrator.numerics.byte_layout import bytes_of
+from orchestrator.numerics.byte_layout import bytes_of, same_bits
 
 ROWS = 8  # of a tile
 EXAMPLES = 12  # rows that a trial wants: not those of a tile, so that a model that counts its rows is found out
@@ -298,8 +298,7 @@ def _same_part(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):
-        alike = left.dtype == right.dtype and left.shape == right.shape
-        return alike and torch.equal(bytes_of(left), bytes_of(right))
+        return left.dtype == right.dtype and same_bits(left, right)
     if isinstance(left, numpy.ndarray):
         if left.dtype != right.dtype or left.shape != right.shape:
             return False

@@ -12,6 +12,13 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
+def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether shapes and bytes are equal, or both are missing."""
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.equal(bytes_of(one), bytes_of(other))
+
+
 def of_bytes(content: bytes) -> torch.Tensor:
     """These bytes as a new tensor (uint8)."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)

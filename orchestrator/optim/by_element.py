@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.numerics.byte_layout import same_bits
+
 BY_ELEMENT: Final = frozenset(
     getattr(torch.optim, name)
     for name in (
@@ -101,7 +103,7 @@ def _keeps_to_it(optimizer: torch.optim.Optimizer, group: int) -> bool:
             with stepping(optimizer, groups, states[nth]) as state:
                 optimizer.step()
             states[nth] = dict(state)
-    return _same(whole, torch.cat(pieces)) and _same_state(
+    return same_bits(whole, torch.cat(pieces)) and _same_state(
         states[0].get(whole, {}), [states[1].get(p, {}) for p in pieces]
     )
 
@@ -110,18 +112,14 @@ def _same_state(whole: dict[str, Any], pieces: Sequence[dict[str, Any]]) -> bool
     for key, value in whole.items():
         own = [piece[key] for piece in pieces]
         if is_of_elements(value, _TRIED):
-            if not _same(value, torch.cat(own)):
+            if not same_bits(value, torch.cat(own)):
                 return False
         elif isinstance(value, torch.Tensor):
-            if not all(_same(value, each) for each in own):
+            if not all(same_bits(value, each) for each in own):
                 return False
         elif any(each != value for each in own):
             return False
     return True
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
 
 
 def _said(group: dict[str, Any]) -> str:

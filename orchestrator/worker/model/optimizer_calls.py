@@ -18,6 +18,7 @@ from orchestrator.numerics import streams
 from orchestrator.optim import optimizers
 from orchestrator.optim.optimizers import kept_aside
 from orchestrator.pipeline import Pipeline, has_rate, naming
+from orchestrator.worker.model.returned import number_of
 from orchestrator.worker.model.training_samples import TrainingSamples
 
 _HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
@@ -41,11 +42,8 @@ class OptimizerCalls:
         before = self._numbers_kept()
         with naming(f"rate() (step {step})"), streams.seeded(self._seed, "rate", step):
             returned: Any = self._pipeline.rate(step)
-            try:
-                factor = float(returned)
-            except (TypeError, ValueError, RuntimeError):
-                factor = math.nan
-            if not 0 <= factor < math.inf:
+            factor = number_of(returned)
+            if factor is None or not 0 <= factor < math.inf:
                 raise PipelineRaised(
                     f"rate() (step {step}) returned {returned!r}",
                     "return the factor on the learning rates at this step, a number that is 0 or more",

@@ -24,7 +24,7 @@ import torch
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import foreach
-from orchestrator.numerics.byte_layout import bytes_of
+from orchestrator.numerics.byte_layout import bytes_of, same_bits
 from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
@@ -386,7 +386,7 @@ class Replica:
     def _differing(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
         """The places of pairs that are not equal to the bit. Asks a device once."""
         if not self.staging.answers_late:
-            return [i for i, pair in enumerate(pairs) if not _same(*pair)]
+            return [i for i, pair in enumerate(pairs) if not same_bits(*pair)]
         alike = [i for i, (one, other) in enumerate(pairs) if one.shape == other.shape]
         found = set(range(len(pairs))) - set(alike)
         if alike:
@@ -471,8 +471,3 @@ def _places(
 def _exactly(tensor: torch.Tensor) -> torch.Tensor:
     """Elements that are equal only where the bits are."""
     return bytes_of(tensor) if tensor.dtype.is_floating_point or tensor.dtype.is_complex else tensor
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal to the bit. (A tensor's version does not tell: batch normalisation writes its statistics without raising it.)"""
-    return left.shape == right.shape and torch.equal(_exactly(left), _exactly(right))

@@ -52,14 +52,13 @@ def is_late(weight: Any, loss: torch.Tensor) -> bool:
 
 
 def weight_of(weight: Any, where: str) -> float:
-    try:
-        value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
-    except (TypeError, ValueError, RuntimeError):
+    value = number_of(weight)
+    if value is None:
         raise PipelineRaised(
             f"loss() ({where}) returned a pair whose second part, {_kind(weight)}, is no weight",
             "return the mean alone, or (mean, weight) with one number as the weight; other outputs belong into metrics()",
             code="pipeline.loss-pair",
-        ) from None
+        )
     if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
         raise PipelineRaised(
             f"loss() ({where}) returned the weight {value}",
@@ -92,15 +91,23 @@ def numbers_of(metrics: Any, where: str) -> dict[str, float]:
         )
     numbers = {}
     for name, value in sorted(metrics.items()):
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        number = number_of(value)
+        if number is None:
             raise PipelineRaised(
                 f"metrics() ({where}) returned {_kind(value)} for {name!r}",
                 "return one number for each name: its mean over the batch",
                 code="pipeline.metrics-value",
-            ) from None
+            )
+        numbers[name] = number
     return numbers
+
+
+def number_of(value: Any) -> float | None:
+    """A number of Python, numpy or torch; None where it is none."""
+    try:
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _kind(value: Any) -> str:

@@ -29,7 +29,7 @@ import torch
 
 from orchestrator.common import gpu_memory
 from orchestrator.numerics import cuda
-from orchestrator.numerics.byte_layout import bytes_of
+from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.staging import Arriving, Staging, taken_apart
 from orchestrator.pipeline import is_own, is_users
 from orchestrator.worker.model.batch_place import BatchPlace
@@ -426,12 +426,6 @@ def _host_generators() -> tuple[Any, ...]:
     state: Any = numpy.random.get_state()
     kind, keys, *position = state
     return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), kind, bytes(keys), *position
-
-
-def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.shape == other.shape and torch.equal(bytes_of(one), bytes_of(other))
 
 
 def reason(error: BaseException) -> str:

@@ -22,12 +22,13 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from orchestrator.numerics import streams
+from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.staging import Staging, taken_apart
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.calls import Call
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.shard_graphs import WITHOUT, Recorder, reason, same_bits
+from orchestrator.worker.model.shard_graphs import WITHOUT, Recorder, reason
 from orchestrator.worker.pipeline_parallel.border_values import (
     Activations,
     BorderValue,

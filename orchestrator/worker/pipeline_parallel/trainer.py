@@ -14,8 +14,7 @@ its sum keeps that: others may have applied theirs (`second_vote`)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy
@@ -31,9 +30,8 @@ from orchestrator.optim.clipping import Norm
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState, SecondVote
 from orchestrator.worker.member.generation import ProcessServices
-from orchestrator.worker.model.moving_buffers import BufferRemains
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
-from orchestrator.worker.model.replica import Replica, Unread
+from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Generators, Gradients, pack, unpack
@@ -46,7 +44,8 @@ from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, sprea
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.whole import take_gradients
 from orchestrator.worker.step.summation import DirectSum
-from orchestrator.worker.step.trainer_checks import SentBytes, check_counters, joined, looked_at, not_finite
+from orchestrator.worker.step.tally import Tally
+from orchestrator.worker.step.trainer_checks import SentBytes, joined, not_finite
 from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport, to_slots
 
 
@@ -66,22 +65,6 @@ class StageParts:
     norm: Norm | None  # of the whole gradient, for clipping; None where nothing is clipped
     recompute: bool  # whether forward passes are computed anew before their backward passes
     graphs: StageGraphs | None = None  # recordings of its passes; None: all are computed eagerly
-
-
-@dataclass
-class _Tally:
-    """The reports of the hosted shards of one attempt, and what they leave."""
-
-    left: BufferRemains  # what they leave in buffers that are joined
-    weights: dict[int, float] = field(default_factory=dict)  # by shard
-    # by shard, of the last stage; a tensor where a look at it would wait for a device
-    losses: dict[int, float | torch.Tensor] = field(default_factory=dict)
-    # by shard in their order, for each tensor whether it has a gradient
-    present: list[Sequence[bool]] = field(default_factory=list)
-    counters: list[int] | None = None  # as the shards leave them, all alike; None: no shard was computed
-    unread: dict[int, Unread] = field(default_factory=dict)  # by shard, what is not in `present` and `counters` yet
-    faults: dict[int, OrchestratorError] = field(default_factory=dict)  # by shard, what it raised
-    magnitudes: list[int] = field(default_factory=list)  # bits of the largest weighted element, by tensor
 
 
 class StageTrainer:
@@ -117,7 +100,8 @@ class StageTrainer:
         self._parts.workload.batches.plan([step], links.shards)
         options = optimizers.options(self._updater.optimizer)
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
-        tally, flights = _Tally(self._parts.replica.left()), dict[int, Flight]()
+        self._faults = {}
+        tally, flights = Tally(self._parts.replica, counters_agree=True), dict[int, Flight]()
         graphs = self._parts.graphs
         if graphs is not None:
             graphs.begin_step()
@@ -129,10 +113,10 @@ class StageTrainer:
                 walk(task.shard, (step, attempt), tally, flights, local)
         links.finish()
         self._complete(step, tally)
-        self._check(tally, options)
-        self._faults, self._left = tally.faults, tally.left
+        self._check(options)
+        self._left = tally.left
         if self._faults:
-            return StepReport(failing_shard=min(self._faults), losses=looked_at(tally.losses))
+            return StepReport(failing_shard=min(self._faults), losses=tally.looked_at())
         if graphs is not None:
             with self._parts.workload.going_on(step, links.shards[-1]):
                 graphs.learn(step, most_under_way(links.program))
@@ -177,7 +161,7 @@ class StageTrainer:
         self.apply(state, consensus)
 
     def _forward(
-        self, shard: int, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], _grid: Grid
+        self, shard: int, when: tuple[int, int], tally: Tally, flights: dict[int, Flight], _grid: Grid
     ) -> None:
         parts, links = self._parts, self._links
         tag = (*when, messages.ACTIVATIONS, shard)
@@ -200,17 +184,17 @@ class StageTrainer:
                     judge = call.judged if recording is None else call.judged_late
                     if leaves is None and (judged := judge(value)) is not None:
                         flight = replace(flight, loss=judged[0], weight=judged[2])
-                        tally.losses[shard] = judged[1]
+                        tally.add_loss(shard, judged[1])
                 parts.replica.check_shard(buffers=recording is None)
             except OrchestratorError as error:
-                tally.faults[shard] = error
+                self._faults[shard] = error
                 flight = None
         if flight is not None and (leaves is not None or flight.loss is not None):
             flights[shard] = flight if shard in self._kept else flight.light()
         links.give_behind(tag, leaves if flight is not None else None, None if flight is None else flight.seeded)
 
     def _backward(
-        self, shard: int, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], grid: Grid
+        self, shard: int, when: tuple[int, int], tally: Tally, flights: dict[int, Flight], grid: Grid
     ) -> None:
         parts, links = self._parts, self._links
         tag = (*when, messages.GRADIENTS, shard)
@@ -222,12 +206,12 @@ class StageTrainer:
                 with parts.workload.going_on(when[0], shard):
                     back = self._go_back(flight, arrived, tally, shard, grid)
             except OrchestratorError as error:
-                tally.faults[shard] = error
+                self._faults[shard] = error
                 back = None
         links.give_before(tag, back, None if flight is None else flight.seeded)
 
     def _go_back(
-        self, flight: Flight, arrived: messages.Message | None, tally: _Tally, shard: int, grid: Grid
+        self, flight: Flight, arrived: messages.Message | None, tally: Tally, shard: int, grid: Grid
     ) -> Gradients:
         parts, replica = self._parts, self._parts.replica
         behind = None if arrived is None else messages.gradients(arrived, flight.seeded)
@@ -252,15 +236,10 @@ class StageTrainer:
             border_values = parts.stage.backward(record, behind, arrived_ties)
         guests = take_gradients(parameters, frozenset(parts.held.guests))
         tied |= {name: pack(gradient) for name, gradient in guests.items()}
-        nth = len(tally.weights) % self._summation.most_waiting
+        nth = len(tally.shards) % self._summation.most_waiting
         contribution = parts.host_transfer.out(replica.contribution(), nth)
         self._summation.add(shard, contribution, weight, grid)
-        tally.weights[shard] = weight
-        tally.left.add(shard)
-        if parts.staging.answers_late:
-            tally.unread[shard] = replica.unread(contribution)
-        else:
-            self._take(tally, replica.present(contribution), replica.counter_values())
+        tally.add(shard, weight, contribution)
         if parts.graphs is not None:
             if flight.recording is not None:
                 parts.graphs.give_back(flight.recording)
@@ -271,54 +250,38 @@ class StageTrainer:
         replica.check_shard(buffers=recording is None)
         return Gradients(border_values, Generators.now(), tied, weight)
 
-    def _complete(self, step: int, tally: _Tally) -> None:
-        magnitudes = self._summation.complete(math.fsum(tally.weights.values()), alone=self._links.alone)
-        self._look_back(step, tally)
-        shards = list(tally.weights)
+    def _complete(self, step: int, tally: Tally) -> None:
+        magnitudes = self._summation.complete(tally.total_weight, alone=self._links.alone)
+        for shard, loss in tally.looked_at().items():
+            if not math.isfinite(loss):
+                self._faults.setdefault(shard, self._parts.workload.batches.not_finite(step, shard, loss))
+        for shard, error in tally.look_back().items():
+            self._faults.setdefault(shard, error)
+        shards = tally.shards
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
             named = self._parts.workload.batches.named(step, shards[nth])
-            tally.faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth], named))
+            self._faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth], named))
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
 
-    def _look_back(self, step: int, tally: _Tally) -> None:
-        """Look at what nobody has looked at, of all shards together."""
-        losses = looked_at(tally.losses)
-        tally.losses.update(losses)
-        for shard, loss in losses.items():
-            if not math.isfinite(loss):
-                tally.faults.setdefault(shard, self._parts.workload.batches.not_finite(step, shard, loss))
-        unread, tally.unread = tally.unread, {}
-        for shard, (present, counters) in zip(unread, self._parts.replica.read([*unread.values()]), strict=True):
-            try:
-                self._take(tally, present, counters)
-            except PipelineRaised as error:
-                tally.faults.setdefault(shard, error)
-
-    def _take(self, tally: _Tally, present: Sequence[bool], counters: list[int]) -> None:
-        """The next shard's. Raises PipelineRaised where it left other counters than those before."""
-        tally.present.append(present)
-        check_counters(self._parts.replica, tally.counters, counters)
-        tally.counters = counters
-
-    def _check(self, tally: _Tally, options: list[dict[str, object]]) -> None:
+    def _check(self, options: list[dict[str, object]]) -> None:
         """Changes that the user's code made while the shards were computed are attributed to the last of them."""
         try:
             self._parts.replica.check_step()
             optimizers.check_unchanged(self._updater.optimizer, options)
         except PipelineRaised as error:
-            tally.faults.setdefault(self._links.shards[-1], error)
+            self._faults.setdefault(self._links.shards[-1], error)
 
-    def _report(self, tally: _Tally) -> StepReport:
-        places = self._parts.layout.places
-        present = [any(shards) for shards in zip(*tally.present, strict=True)] or [False] * len(places)
-        counters = None
-        if tally.counters is not None:
-            counters = spread(tally.counters, self._parts.counters, self._counters, EMPTY)
-        return StepReport(
-            magnitudes=spread(tally.magnitudes, places, self._tensors, ABSENT),
+    def _report(self, tally: Tally) -> StepReport:
+        """For the whole model: empty at the tensors and counters of other stages."""
+        places, report = self._parts.layout.places, tally.step_report({})
+        present = report.present or [False] * len(places)
+        counters = report.counters
+        if counters is not None:
+            counters = spread(counters, self._parts.counters, self._counters, EMPTY)
+        return replace(
+            report,
+            magnitudes=spread(report.magnitudes, places, self._tensors, ABSENT),
             present=spread(present, places, self._tensors, False),
-            weights=tally.weights,
-            losses=looked_at(tally.losses),
             counters=counters,
         )
 

@@ -268,7 +268,8 @@ class LocalTrainer:
             self._summation.late.add(gradients, weight, grid)
         else:
             self._summation.add(shard, gradients, weight, grid)
-        tally.add(shard, loss, weight, gradients)
+        tally.add_loss(shard, loss)
+        tally.add(shard, weight, gradients)
         if len(tally.shards) % self._summation.most_waiting == 0:
             self._replica.forget()
         return gradients
@@ -298,7 +299,7 @@ class LocalTrainer:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
         shards, unweighed = self._weigh(step, tally)
         magnitudes = self._complete(tally.total_weight)
-        fault = tally.look_back()
+        fault = next(iter(tally.look_back().items()), None)
         for shard, loss in tally.looked_at().items():
             if fault is not None and shard == fault[0]:
                 break

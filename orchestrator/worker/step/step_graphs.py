@@ -19,13 +19,14 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from orchestrator.numerics import streams
+from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.device.kernels import Accumulator, Taken
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving, taken_apart
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.shard_graphs import Recorder, reason, same_bits
+from orchestrator.worker.model.shard_graphs import Recorder, reason
 from orchestrator.worker.step.tally import Tally
 
 _MOST: Final = 4  # recordings: of numbers and shapes of micro-batches

@@ -9,8 +9,8 @@ from itertools import starmap
 import torch
 
 from orchestrator.errors import PipelineRaised
+from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.worker.model.replica import Replica, Unread
-from orchestrator.worker.model.shard_graphs import same_bits
 from orchestrator.worker.step.trainer_checks import check_counters, looked_at
 from orchestrator.worker.voting.step_report import StepReport
 
@@ -71,15 +71,17 @@ class Tally:
         self._losses.update(losses)
         return losses
 
-    def look_back(self) -> tuple[int, PipelineRaised] | None:
-        """Look at what was not looked at, of all shards together. Returns the first that left other counters, and the error."""
+    def look_back(self) -> dict[int, PipelineRaised]:
+        """Look at what was not looked at, of all shards together. Returns the errors of those that left other counters, in the
+        order of the shards here."""
         unread, self._unread = self._unread, {}
+        faults: dict[int, PipelineRaised] = {}
         for shard, (present, counters) in zip(unread, self._replica.read([*unread.values()]), strict=True):
             try:
                 self._take(present, counters)
             except PipelineRaised as error:
-                return shard, error
-        return None
+                faults[shard] = error
+        return faults
 
     def weigh(self, shard: int, weight: float) -> None:
         """It weighs so much, as turns out. One that weighs nothing counts for nothing."""
@@ -88,18 +90,15 @@ class Tally:
             for kept in (self._weights, self._losses, self._unread):
                 kept.pop(shard, None)
 
-    def add(
-        self,
-        shard: int,
-        loss: float | torch.Tensor,
-        weight: float | torch.Tensor,
-        contribution: Sequence[torch.Tensor | None],
-    ) -> None:
+    def add_loss(self, shard: int, loss: float | torch.Tensor) -> None:
+        """loss: a tensor where a look at it would wait for a device."""
+        self._losses[shard] = loss
+
+    def add(self, shard: int, weight: float | torch.Tensor, contribution: Sequence[torch.Tensor | None]) -> None:
         """Raises PipelineRaised where it left other counters than those before, unless that is looked at later."""
         late = isinstance(weight, torch.Tensor)
         self._weights[shard] = math.nan if late else float(weight)
         self.weighs_late = self.weighs_late or late
-        self._losses[shard] = loss
         self.left.add(shard)
         if self._replica.staging.answers_late:
             self._unread[shard] = self._replica.unread(contribution)
