@@ -12,6 +12,7 @@ and keeps what it remembers where `Optimizer.state_dict` finds it.
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import json
 import pickle
@@ -224,11 +225,14 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             "(docs/porting.md shows both)",
             code="optimizer.type",
         )
-    for kind, (why, remedy) in _UNFIT.items():
-        if isinstance(optimizer, kind):
-            raise PipelineRaised(
-                f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy, code="optimizer.unfit"
-            )
+    unfit = next((told for kind, told in _UNFIT.items() if isinstance(optimizer, kind)), None)
+    if unfit is None and _wants_closure(optimizer):
+        unfit = _UNFIT[torch.optim.LBFGS]
+    if unfit is not None:
+        why, remedy = unfit
+        raise PipelineRaised(
+            f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy, code="optimizer.unfit"
+        )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise PipelineRaised(
             "a scheduler has been built over the optimizer that optimizer() returned: its param_groups have 'initial_lr'",
@@ -256,6 +260,16 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             "give each of its param_groups a number as lr: `schedule` multiplies it",
             code="optimizer.no-rate",
         )
+
+
+def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        return True
+    except ValueError:  # it has none that Python knows
+        return False
+    return False
 
 
 def _is_rate(value: Any) -> bool:

@@ -111,6 +111,17 @@ class OptimizerOfAnotherKind(Numbered):
         return torch.optim.LBFGS(model.parameters())
 
 
+class Insists(torch.optim.SGD):
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        closure()
+        super().step()
+
+
+class OptimizerWithClosure(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Insists(model.parameters(), lr=0.1)
+
+
 class NoOptimizer(Numbered):
     def optimizer(self, model: nn.Module) -> Any:  # noqa: ARG002
         return None

@@ -29,6 +29,7 @@ from tests.worker.runs import settings_for
 REFUSED = [
     (f.DoublePrecision, "torch.float64"),
     (f.OptimizerOfAnotherKind, "LBFGS"),
+    (f.OptimizerWithClosure, "calls the model again within its step"),
     (f.SeveralOptimizers, "optimizer() returned a tuple"),
     (f.BuildsASchedule, "LambdaLR"),
     (f.BuildsAPlateau, "ReduceLROnPlateau"),
