@@ -31,7 +31,8 @@ search: {name: grid, batch: 4}
 objective: {metric: train/loss}
 halving: {rungs: [2], factor: 4}
 """
-LONG = ("sweep=sweep", "run.steps=10", "cluster.workers=1", "search.trials=24", "search.batch=6", "search.startup=6")
+SEARCHED = ("search.trials=24", "search.batch=6", "search.startup=6")
+LONG = ("sweep=sweep", "run.steps=10", "run.arithmetic=portable", "cluster.workers=1", *SEARCHED)
 
 
 @pytest.fixture

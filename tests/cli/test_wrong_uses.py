@@ -58,8 +58,8 @@ REFUSED = {
     "export=nope to=x.zip key=conf/good.yaml": (2, "key=conf/good.yaml: it is no private key"),
     "export=nope to=x.zip cluster.workers=2": (
         2,
-        "export takes only output=json, to=PATH, data=true, checkpoints=true, steps=A-B, wheels=FOLDER, key=PATH, license=URL, "
-        "trust=true and tracking.uri=URI",
+        "export takes only output=json, to=PATH, data=true, checkpoints=true, model=true, steps=A-B, wheels=FOLDER, key=PATH, "
+        "license=URL, trust=true and tracking.uri=URI",
     ),
     "compare=one": (2, "compare=one: two runs are needed"),
     "compare=nope,never": (2, "there is no run nope"),

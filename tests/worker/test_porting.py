@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from orchestrator.common.values import Steps
 from orchestrator.config.resolve import resolve
@@ -79,6 +80,32 @@ def test_they_are_trained_as_by_two_optimizers(written: dict[str, Any]) -> None:
         optimizers[step % 2].step()
     for name, expected in model.state_dict().items():
         assert torch.allclose(run.parameters[name], expected, rtol=1e-4, atol=1e-5), name
+
+
+def test_a_moving_average_is_that_of_torch(written: dict[str, Any]) -> None:
+    """But that it begins with the initial parameters."""
+    regression: Any = written["averaged"].Regression
+    options: dict[str, Any] = {"optimizer": None, "batch_size": 80}
+    assert construction.rehearse(resolve(settings_for(regression, **options))).notes == []
+    runs = [train(regression, steps=steps, **options) for steps in (1, 2, 3)]
+    with seeded(7, "model"):
+        model = regression().model().net
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    averaged.n_averaged += 1  # so that the first is not copied
+    for run in runs:
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(run.parameters[f"net.{name}"])
+        averaged.update_parameters(model)
+        for i, expected in enumerate(averaged.module.parameters()):
+            assert torch.equal(run.parameters[f"average.{i}"], expected)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_moving_average_is_the_same_on_each_layout(written: dict[str, Any]) -> None:
+    regression: Any = written["averaged"].Regression
+    layouts = Layout(), Layout(3), Layout(2, "parameter_server", servers=1)
+    assert len({train(regression, layout, optimizer=None, batch_size=80, steps=6).digest for layout in layouts}) == 1
 
 
 @pytest.mark.long
