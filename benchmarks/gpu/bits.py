@@ -41,7 +41,7 @@ from orchestrator.numerics.digests import prints_of
 from orchestrator.numerics.fixed_point import HOST, Pieces, divided
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
-from orchestrator.numerics.levels import add_levels, largest, levels_of
+from orchestrator.numerics.levels import Rounding, add_levels, largest, levels_of
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 
 _SPECIAL: Final = (0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -1.0)
@@ -230,7 +230,10 @@ def _difference_of_levels(kernels: Kernels, elements: int, dice: random.Random, 
     theirs, total = values.clone(), torch.zeros(values.numel(), dtype=exact.FEW_LEVELS[bits].dtype)
     ours, there = values.to(device, copy=True), total.to(device, copy=True)
     add_levels(theirs, weight, spacing, most, total, keeps=keeps)
-    kernels.quantize(ours, weight / spacing, spacing / weight, float(most), there, keeps=keeps)
+    size = dice.randint(1, elements + 1)
+    parts = zip(*(torch.split(each, size) for each in (ours, there)), strict=True)
+    row = [Rounding(part, weight / spacing, spacing / weight, total_of_part) for part, total_of_part in parts]
+    kernels.quantize(row, float(most), keeps=keeps)
     kind = torch.int8 if bits == 8 else torch.int16
     differs = _first(there, total, kind) or _first(ours, theirs, torch.int32)
     return f"levels of {bits} bits: {differs}" if differs else None

@@ -47,7 +47,8 @@ from orchestrator.comm.topologies.schedule import (
 )
 from orchestrator.comm.topologies.voting import vote_schedule
 from orchestrator.comm.transports.base import Received, Regions, Tag, Transport, intact
-from orchestrator.numerics import exact
+from orchestrator.numerics import cuda, exact
+from orchestrator.numerics.exact import start_of
 from orchestrator.numerics.layout import BLOCK, Layout
 
 # Phases, part of every message's tag.
@@ -82,6 +83,11 @@ class Memory:
         self.partial = torch.empty(0, dtype=sums.dtype)
         self.finished: int | torch.Tensor | None = None
         self._regions = regions
+        self._whole = whole
+
+    def page_lock(self) -> None:
+        """Have a GPU copy contribution and result, which are in host memory, without a detour."""
+        cuda.page_lock(start_of(self._whole), self._whole.nbytes)
 
     def suit(self, schedule: Schedule, rank: int) -> None:
         """Allocate what this member needs in a generation. Called before its peers connect, since they map the regions

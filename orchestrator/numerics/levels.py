@@ -9,8 +9,8 @@ may keep what rounding dropped, x - level * spacing / weight, and add it to its 
 
 It is the grid of `exact` with few levels; but since it has none to spare, `largest` has to be that of the step itself.
 
-Values in host memory go through compiled loops (`loops`). On a device a kernel gives the same bits in one pass, and so do
-operations of torch in fifteen, a piece at a time, since they work in float64.
+Values in host memory go through compiled loops (`loops`). On a device a kernel gives the same bits in one pass over
+all tensors, and so do operations of torch in fifteen, a piece at a time, since they work in float64.
 Source: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
 DNNs" (2014), for the feedback; integers that add up: Xin et al. and others, SwitchML (2021), section 3.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
@@ -30,16 +30,24 @@ from orchestrator.numerics.grid import ABSENT
 _PIECE: Final = 1 << 22  # elements that operations of torch take at once
 
 
+class Rounding(NamedTuple):
+    """A tensor that is rounded to levels, which are added up."""
+
+    values: torch.Tensor  # float32, 1-D
+    factor: float  # levels for each unit of the values
+    back: float  # what a level is worth
+    total: (
+        torch.Tensor
+    )  # int8 or int16: gets the values * factor, rounded half to even and held within the levels, added
+
+
 class Quantizer(Protocol):
     """Adds up levels on a device."""
 
     def quantize(
         self,
-        values: torch.Tensor,  # float32
-        factor: float,  # levels for each unit of the values
-        back: float,  # what a level is worth
+        rows: Sequence[Rounding],  # on the device, their totals of one type
         levels: float,  # the most, on either side of zero
-        total: torch.Tensor,  # int8 or int16: gets the values * factor, rounded half to even and held within the levels, added
         *,
         keeps: bool,  # what rounding dropped takes the values' place
     ) -> None: ...
@@ -56,42 +64,48 @@ def spacing_of(largest: float, levels: int) -> float:
 
 
 def add_levels(
-    values: torch.Tensor,
+    values: torch.Tensor, weight: float, spacing: float, levels: int, total: torch.Tensor, *, keeps: bool
+) -> None:
+    """total += levels of weight * values. Both 1-D, contiguous, in host memory; values: float32, total: int8 or int16.
+
+    keeps: as of `Quantizer`. If the spacing is zero, all values are, and nothing changes.
+    """
+    assert values.numel() == total.numel()
+    if spacing and values.numel():
+        numbers = weight / spacing, spacing / weight, float(levels), start_of(total), keeps
+        loop("quantize", total)(start_of(values, torch.float32), values.numel(), *numbers)
+
+
+def add_levels_of_each(
+    tensors: Sequence[torch.Tensor | None],
     weight: float,
-    spacing: float,
+    spacings: Sequence[float],
     levels: int,
-    total: torch.Tensor,
+    totals: Sequence[torch.Tensor],
     *,
     keeps: bool,
     on_device: Quantizer | None = None,
 ) -> None:
-    """total += levels of weight * values. Both 1-D, contiguous, on one device; values: float32, total: int8 or int16.
-
-    keeps: as of `Quantizer`. If the spacing is zero, all values are, and nothing changes. on_device: None for operations of
-    torch.
-    """
-    assert values.numel() == total.numel()
-    if spacing == 0 or not values.numel():
-        return
-    factor, back, most = weight / spacing, spacing / weight, float(levels)
-    if in_host_memory(values):
-        place = start_of(values, torch.float32)
-        loop("quantize", total)(place, values.numel(), factor, back, most, start_of(total), keeps)
-    elif on_device is not None:
-        on_device.quantize(values, factor, back, most, total, keeps=keeps)
-    else:
-        quantize_by_operations(values, factor, back, most, total, keeps=keeps)
+    """As `add_levels` for each of these tensors, also such as lie on a device. on_device: None for operations of torch."""
+    rows = []
+    for values, spacing, total in zip(tensors, spacings, totals, strict=True):
+        if values is not None and in_host_memory(values):
+            add_levels(values, weight, spacing, levels, total, keeps=keeps)
+        elif values is not None and spacing:
+            rows.append(Rounding(values, weight / spacing, spacing / weight, total))
+    if rows:
+        quantize = quantize_by_operations if on_device is None else on_device.quantize
+        quantize(rows, float(levels), keeps=keeps)
 
 
-def quantize_by_operations(
-    values: torch.Tensor, factor: float, back: float, levels: float, total: torch.Tensor, *, keeps: bool
-) -> None:
+def quantize_by_operations(rows: Sequence[Rounding], levels: float, *, keeps: bool) -> None:
     """As `Quantizer.quantize`."""
-    for part, sums in zip(torch.split(values, _PIECE), torch.split(total, _PIECE), strict=True):
-        level = part.double().mul_(factor).add_(ANCHOR).sub_(ANCHOR).clamp_(-levels, levels)
-        sums.add_(level.to(sums.dtype))
-        if keeps:
-            part.copy_(part.double().sub_(level.mul_(back)))
+    for values, factor, back, total in rows:
+        for part, sums in zip(torch.split(values, _PIECE), torch.split(total, _PIECE), strict=True):
+            level = part.double().mul_(factor).add_(ANCHOR).sub_(ANCHOR).clamp_(-levels, levels)
+            sums.add_(level.to(sums.dtype))
+            if keeps:
+                part.copy_(part.double().sub_(level.mul_(back)))
 
 
 def mean_of_levels(total: torch.Tensor, spacing: float, total_weight: float, result: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.numerics.exact import FEW_LEVELS, weighted
 from orchestrator.numerics.grid import ABSENT, INFINITE, magnitude_bits, magnitude_of
 from orchestrator.numerics.levels import (
+    Rounding,
     add_levels,
     largest,
     largest_by_operations,
@@ -123,7 +124,8 @@ def test_operations_of_torch_round_as_the_loops_do(
     totals = [torch.full((len(values),), 3, dtype=FEW_LEVELS[bits].dtype) for _ in range(2)]
     means = [torch.empty(len(values)) for _ in range(2)]
     add_levels(rows[0], weight, spacing, levels, totals[0], keeps=keeps)
-    quantize_by_operations(rows[1], weight / spacing, spacing / weight, float(levels), totals[1], keeps=keeps)
+    add_apart = Rounding(rows[1], weight / spacing, spacing / weight, totals[1])
+    quantize_by_operations([add_apart], float(levels), keeps=keeps)
     mean_of_levels(totals[0], spacing, 7.0, means[0])
     mean_of_levels_by_operations(totals[1], spacing / 7.0, means[1])
     for loops, operations in (rows, totals, means):

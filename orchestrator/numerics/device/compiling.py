@@ -15,9 +15,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy
 import torch
 
 from orchestrator.common import file_cache
@@ -26,6 +28,7 @@ from orchestrator.numerics.cuda import DriverCalls, answered
 from orchestrator.numerics.device.kernels import SIZE_BYTES, Adder, moved, packed_room
 from orchestrator.numerics.exact import start_of
 from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.numerics.levels import Rounding
 from orchestrator.numerics.lossless_packing import PackedVector, blocks_of
 
 SOURCE: Final = Path(__file__).with_name("sums.cu")
@@ -40,7 +43,7 @@ JOIN: Final = (*[_POINTER] * PARTS, _INT, _POINTER, _LONG)
 FINISH: Final = (*[_POINTER] * PARTS, _INT, _POINTER, _POINTER, _DOUBLE, _DOUBLE, _LONG, _LONG)
 DIFFER: Final = (*[_POINTER] * 4, _DOUBLE, _DOUBLE, _LONG)
 ABSORB: Final = (*[_POINTER] * 5, _LONG)
-QUANTIZE: Final = (_POINTER, _LONG, *[_DOUBLE] * 3, _POINTER, _INT, _INT)
+QUANTIZE: Final = (_POINTER, _INT, _DOUBLE, _INT, _INT)
 MEASURE: Final = (_POINTER, _LONG, _INT, _POINTER)
 PLACE: Final = (_POINTER, _LONG, _POINTER, _POINTER)
 PACK: Final = (_POINTER, _LONG, _INT, *[_POINTER] * 3)
@@ -179,14 +182,21 @@ class Compiled:
             values = (start_of(update), first, second, third, start_of(fingerprint), blocks)
             self._launch("absorb", min(blocks, self._most_blocks), values, ABSORB)
 
-    def quantize(
-        self, values: torch.Tensor, factor: float, back: float, levels: float, total: torch.Tensor, *, keeps: bool
-    ) -> None:
-        elements = values.numel()
-        if elements:
-            numbers = factor, back, levels, start_of(total), 8 * total.itemsize, int(keeps)
-            blocks = min(-(-elements // BLOCK), self._most_blocks)
-            self._launch("quantize", blocks, (start_of(values, torch.float32), elements, *numbers), QUANTIZE)
+    def quantize(self, rows: Sequence[Rounding], levels: float, *, keeps: bool) -> None:
+        found = [row for row in rows if row.values.numel()]
+        if not found:
+            return
+        firsts = [0, *accumulate(-(-row.values.numel() // BLOCK) for row in found)]
+        table = [
+            number
+            for row, first in zip(found, firsts, strict=False)
+            for number in (
+                *(start_of(row.values, torch.float32), start_of(row.total), row.values.numel(), first),
+                *numpy.array([row.factor, row.back]).view(numpy.int64).tolist(),
+            )
+        ]
+        bits, there = 8 * found[0].total.itemsize, moved(table, found[0].values)
+        self._launch("quantize", firsts[-1], (start_of(there), len(found), levels, bits, int(keeps)), QUANTIZE)
 
     def pack(self, values: torch.Tensor, into: torch.Tensor) -> None:
         elements, integers = values.numel(), int(values.dtype == torch.int64)

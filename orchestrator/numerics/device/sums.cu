@@ -214,7 +214,7 @@ template <typename Level>
 static __device__ __forceinline__ void add_levels(float* values, i64 elements, double factor, double back, double levels,
                                                   Level* total, int keeps) {
     const double anchor = 6755399441055744.0;  // 1.5 * 2**52
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += (i64)gridDim.x * blockDim.x) {
+    for (i64 i = threadIdx.x; i < elements; i += blockDim.x) {
         const double value = (double)values[i], whole = __dsub_rn(__dadd_rn(__dmul_rn(value, factor), anchor), anchor);
         const double level = fmin(fmax(whole, -levels), levels);
         total[i] = (Level)(total[i] + (i64)level);
@@ -222,14 +222,26 @@ static __device__ __forceinline__ void add_levels(float* values, i64 elements, d
     }
 }
 
-// total += values * factor, rounded half to even and held within the levels. keeps: what rounding dropped takes the values' place;
-// back: what a level is worth. bits: of an element of the total, 8 or 16.
-extern "C" __global__ void quantize(float* values, i64 elements, double factor, double back, double levels, void* total, int bits,
-                                    int keeps) {
+// total += values * factor of each tensor, rounded half to even and held within the levels. keeps: what rounding dropped takes the
+// values' place; back: what a level is worth. bits: of an element of a total, 8 or 16. table: by tensor where its values and its
+// total lie, its elements, the number of the first block that takes a piece of it, and the bits of factor and back.
+extern "C" __global__ void quantize(const i64* table, int tensors, double levels, int bits, int keeps) {
+    int nth = 0;
+    for (int end = tensors; end - nth > 1;) {
+        const int middle = (nth + end) / 2;
+        if (table[6 * middle + 3] <= blockIdx.x)
+            nth = middle;
+        else
+            end = middle;
+    }
+    const i64* own = table + 6 * nth;
+    const i64 start = (blockIdx.x - own[3]) * 4096, left = own[2] - start, elements = left < 4096 ? left : 4096;
+    float* values = (float*)own[0] + start;
+    const double factor = __longlong_as_double(own[4]), back = __longlong_as_double(own[5]);
     if (bits == 8)
-        add_levels(values, elements, factor, back, levels, (signed char*)total, keeps);
+        add_levels(values, elements, factor, back, levels, (signed char*)own[1] + start, keeps);
     else
-        add_levels(values, elements, factor, back, levels, (short*)total, keeps);
+        add_levels(values, elements, factor, back, levels, (short*)own[1] + start, keeps);
 }
 
 // --- The packed form of elements of 8 bytes, for wires: that of numerics/loops.py, to the byte. A warp takes a whole block of it.

@@ -23,7 +23,7 @@ from orchestrator.comm.collectives import COMPRESSED, Exchange, Memory
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Regions
 from orchestrator.numerics import chosen, levels
-from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator, in_host_memory, there
+from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator, in_host_memory
 from orchestrator.numerics.fixed_point import divided
 from orchestrator.numerics.grid import Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
@@ -98,11 +98,10 @@ class _LevelsCarrier:
         self.memory = Memory(layout, regions, sums=sums, contributes=staging is not None)
         self._levels = levels.levels_of(phase.bits, shards)
         self._quantizer = quantizer
-        self._own = self.memory.contribution
-        if staging is not None and not isinstance(staging, Direct):
-            self._own = staging.empty(layout.size, sums.dtype)
+        self._own = _where_rows_are(self.memory, staging)
+        self._apart = self._own is not self.memory.contribution
         self._contributed = [] if staging is None else layout.views(self._own)
-        self._summed = layout.views(self.memory.result)
+        self._summed = self._contributed if self._apart else layout.views(self.memory.result)
         self._spacings = [0.0] * len(phase.elements)
 
     def suit(self, schedule: Schedule, rank: int) -> None:
@@ -112,15 +111,15 @@ class _LevelsCarrier:
         self._spacings = [levels.spacing_of(largest or 0.0, self._levels) for largest in rows.largest]
         self._own.zero_()
         for each, row in zip(held, rows.rows, strict=True):
-            for tensor, spacing, total in zip(row, self._spacings, self._contributed, strict=True):
-                if tensor is not None:
-                    at = tensor, each.weight, spacing, self._levels, total
-                    levels.add_levels(*at, keeps=rows.keeps, on_device=self._quantizer)
-        if self._own is not self.memory.contribution:
+            at = row, each.weight, self._spacings, self._levels, self._contributed
+            levels.add_levels_of_each(*at, keeps=rows.keeps, on_device=self._quantizer)
+        if self._apart:
             self.memory.contribution.copy_(self._own)
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
         exchange.add_up(self.memory, step, 0, phase)
+        if self._apart:  # in place of what has left; the next one leaves after that
+            self._own.copy_(self.memory.result, non_blocking=True)
         return _LevelsResult(self._summed, self._spacings, total_weight)
 
 
@@ -209,7 +208,7 @@ class _LevelsResult:
         self._total_weight = total_weight
 
     def write(self, i: int, out: torch.Tensor) -> None:
-        levels.mean_of_levels(there(self._summed[i], out), self._spacings[i], self._total_weight, out)
+        levels.mean_of_levels(self._summed[i], self._spacings[i], self._total_weight, out)
 
 
 class _MeansResult:
@@ -230,6 +229,15 @@ def _carrier(
         return _LargestCarrier(phase)
     assert isinstance(phase, Means), "a phase is one of three kinds"
     return _MeansCarrier(phase, shards, regions, staging)
+
+
+def _where_rows_are(memory: Memory, staging: Staging | None) -> torch.Tensor:
+    """The contribution itself, or memory beside rows on a device, from which it is copied to where sums are made."""
+    if staging is None or isinstance(staging, Direct):
+        return memory.contribution
+    if staging.device.type == "cuda":
+        memory.page_lock()
+    return staging.empty(memory.contribution.numel(), memory.contribution.dtype).zero_()
 
 
 def _brought(row: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:

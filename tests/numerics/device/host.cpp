@@ -135,9 +135,8 @@ extern "C" void run_absorb(int blocks, int threads, const i64* update, i64* firs
                            i64 blocks_of) {
     run(blocks, threads, [=] { absorb(update, first, second, third, print, blocks_of); });
 }
-extern "C" void run_quantize(int blocks, int threads, float* values, i64 elements, double factor, double back, double levels,
-                             void* total, int bits, int keeps) {
-    run(blocks, threads, [=] { quantize(values, elements, factor, back, levels, total, bits, keeps); });
+extern "C" void run_quantize(int blocks, int threads, const i64* table, int tensors, double levels, int bits, int keeps) {
+    run(blocks, threads, [=] { quantize(table, tensors, levels, bits, keeps); });
 }
 extern "C" void run_measure(int blocks, int threads, const i64* values, i64 elements, int integers, i64* heads) {
     run(blocks, threads, [=] { measure(values, elements, integers, heads); });

@@ -33,7 +33,7 @@ from orchestrator.numerics.device.kernels import (
 from orchestrator.numerics.fixed_point import HOST, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import BLOCK, Layout, Run
-from orchestrator.numerics.levels import add_levels, levels_of
+from orchestrator.numerics.levels import Rounding, add_levels, levels_of
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
 from tests.numerics.device import host
 from tests.products import fewer
@@ -350,7 +350,11 @@ def test_levels_are_those_of_the_processor(
     rows = [values.clone() for _ in range(2)]
     totals = [torch.full((elements,), 3, dtype=exact.FEW_LEVELS[bits].dtype) for _ in range(2)]
     add_levels(rows[0], weight, spacing, most, totals[0], keeps=keeps)
-    make().quantize(rows[1], weight / spacing, spacing / weight, float(most), totals[1], keeps=keeps)
+    parts = zip(
+        *(torch.split(each, [elements - elements // 3, 0, elements // 3]) for each in (rows[1], totals[1])), strict=True
+    )
+    row = [Rounding(values, weight / spacing, spacing / weight, total) for values, total in parts]
+    make().quantize(row, float(most), keeps=keeps)
     assert torch.equal(totals[0], totals[1])
     assert torch.equal(rows[0].view(torch.int32), rows[1].view(torch.int32))
 
