@@ -32,9 +32,9 @@ from orchestrator.numerics import determinism
 from orchestrator.pipeline import find
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.pipeline_parallel.all_stages import WholeModel
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, choose, cut
 from orchestrator.worker.pipeline_parallel.survey import survey
-from orchestrator.worker.pipeline_parallel.whole import WholeModel
 
 
 class Gpt2(Pipeline):

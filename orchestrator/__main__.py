@@ -7,12 +7,12 @@ import sys
 
 def main() -> int:
     """The exit code of the command."""
-    from orchestrator.cli import surroundings
+    from orchestrator.cli import process_setup
 
-    surroundings.prepare()
-    from orchestrator.cli import line
+    process_setup.prepare()
+    from orchestrator.cli import main
 
-    return line.main()
+    return main.main()
 
 
 if __name__ == "__main__":

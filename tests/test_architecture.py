@@ -24,7 +24,7 @@ FLOORS = [
 ROOMS = {
     "cli": [
         *(
-            "line",
+            "main",
             "completion",
             "help",
             "command_table",
@@ -39,7 +39,7 @@ ROOMS = {
         ),
         *("compare", "doctor", "cards", "index", "look", "new", "origins", "runs", "simulate"),
         *("template", "verify", "watch"),
-        *("answer", "arguments", "surroundings"),
+        *("command_result", "arguments", "process_setup"),
     ],
     "experiments": [
         *("compare", "rerun", "resume", "sweep", "look", "listing", "history", "trained", "tuning", "pictures"),
@@ -88,7 +88,7 @@ ROOMS = {
         "once",
         "locks",
         "child",
-        "asking",
+        "bounded_command",
         "gpu_memory",
         "card_faults",
         "processes",
@@ -229,7 +229,7 @@ def at_once(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
 
 def test_a_launch_waits_for_no_import_that_it_does_not_need_before_ray() -> None:
     names, seen = (
-        ["orchestrator", "orchestrator.cli.line", "orchestrator.cli.conf", "orchestrator.driver.launch.launch"],
+        ["orchestrator", "orchestrator.cli.main", "orchestrator.cli.conf", "orchestrator.driver.launch.launch"],
         set(),
     )
     while names:

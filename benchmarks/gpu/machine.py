@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from benchmarks import bench as side_by_side
 from benchmarks.gpu.runs import REPOSITORY, executed
-from orchestrator.common.asking import ask
+from orchestrator.common.bounded_command import output_of
 
 CARD: Final = "card: "
 _LIMIT_S: Final = 120.0
@@ -70,7 +70,7 @@ def lines(device: str) -> Iterator[str]:
 
 def _asked(*command: str) -> str:
     try:
-        told = ask(command, 10.0)
+        told = output_of(command, 10.0)
     except (OSError, TimeoutError, subprocess.SubprocessError) as error:
         return str(error)
     return "; ".join((told.out or told.err).strip().splitlines())

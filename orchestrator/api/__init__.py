@@ -4,9 +4,9 @@ Each function does what the command of its name does, by the same code below, an
 imported before it is needed.
 """
 
-from orchestrator.api.asking import compare, look, run, runs, staleness
 from orchestrator.api.launching import launch, rerun, resume, sweep
 from orchestrator.api.loading import load_ensemble
+from orchestrator.api.queries import compare, look, run, runs, staleness
 from orchestrator.api.results import Card, Comparison, Figures, Rerun, Run, Sweep
 from orchestrator.records.barriers import Staleness
 

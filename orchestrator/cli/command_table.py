@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments, listed
+from orchestrator.cli.command_result import CommandResult
 from orchestrator.cluster.sessions.environment import prepare_environment
 from orchestrator.common.values import show
 from orchestrator.driver.report.outcome import RunOutcome
@@ -51,7 +51,7 @@ class Command:
         """Whether it is typed without a value."""
         return "=" not in self.form.split()[0]
 
-    def run(self, arguments: Arguments) -> Answer:
+    def run(self, arguments: Arguments) -> CommandResult:
         """Raises OrchestratorError for what it refuses."""
         if self.takes is not None:
             arguments.only(self.name, self.takes)
@@ -65,7 +65,7 @@ class Command:
         module, _, function = (self.at or self.name).partition(":")
         with determinism.environment_of(self.arithmetic):
             found = import_module(f"orchestrator.cli.{module}")
-            answer: Answer = getattr(found, function or "run")(arguments)
+            answer: CommandResult = getattr(found, function or "run")(arguments)
             return answer
 
     def _conf(self, arguments: Arguments) -> str:

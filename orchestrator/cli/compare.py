@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.experiments.compare import compare
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     return reported(compare(arguments.value, arguments.uri), arguments)

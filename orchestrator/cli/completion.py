@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult
 from orchestrator.cli.command_table import COMMANDS
 from orchestrator.config.settings import choices, names
 from orchestrator.driver.folders import NAME
@@ -38,11 +38,11 @@ complete -c orchestrator -f -a '(orchestrator completion=words (commandline -ct)
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     if arguments.value == "words":  # what the shell calls, with the word that is being typed behind it
-        return Answer(stdout="\n".join(words(arguments.rest[0] if arguments.rest else "", Path.cwd())))
+        return CommandResult(stdout="\n".join(words(arguments.rest[0] if arguments.rest else "", Path.cwd())))
     arguments.only("completion", ())
-    return Answer(stdout=script(arguments.value))
+    return CommandResult(stdout=script(arguments.value))
 
 
 def script(shell: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.answer import Answer, ended_run, reported
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, ended_run, reported
 from orchestrator.cluster.sessions import workers
 from orchestrator.config.settings import to_yaml
 from orchestrator.experiments import tuning
@@ -11,11 +11,11 @@ from orchestrator.numerics import determinism
 from orchestrator.records import phases
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     """Imports what it needs once it is known what is asked for: a plan needs no Ray, and the settings not even torch."""
     showing, planning = arguments.flag("show"), arguments.flag("plan")
     if showing:
-        return Answer(stdout=to_yaml(arguments.settings).rstrip())
+        return CommandResult(stdout=to_yaml(arguments.settings).rstrip())
     if planning:
         from orchestrator.driver.launch.dry_run import dry_run
 
@@ -26,7 +26,7 @@ def run(arguments: Arguments) -> Answer:
         workers.end()
 
 
-def _launched(arguments: Arguments) -> Answer:
+def _launched(arguments: Arguments) -> CommandResult:
     settings = arguments.settings
     if settings.cluster.address is None:
         with determinism.environment_of(settings.run.arithmetic):

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from orchestrator.cli import cards
-from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.cards import CardReport
+from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking
 from orchestrator.optim import optimizers
@@ -71,7 +71,7 @@ class Findings:
         return "\n".join([*lines, *self.gpus.as_text()])
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     found = doctor()
     return reported(found, arguments, found.exit_code)
 

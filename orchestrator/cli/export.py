@@ -26,8 +26,8 @@ from orchestrator.adapters.lightning import checkpoints
 from orchestrator.checkpoint import catalog
 from orchestrator.checkpoint.manifest import steps_among
 from orchestrator.checkpoint.storage import open_storage
-from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.preflight import initial, others
 from orchestrator.driver.recording import artifacts
@@ -93,7 +93,7 @@ class Wanted:
     trusted: bool = False  # whether places that a record of somebody else names may be opened
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     to, with_data, steps = arguments.path("to"), arguments.flag("data"), arguments.get("steps")
     if to is None:
         raise UsageError("export needs a place: to=FOLDER or to=FILE.zip", code="export.needs-place")

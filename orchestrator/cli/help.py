@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.cli import command_table
-from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult
 from orchestrator.common.registry import Option
 from orchestrator.common.values import plain, show
 from orchestrator.config.settings import described, names
@@ -14,15 +14,15 @@ from orchestrator.config.settings import described, names
 _OPTIMIZERS = ("optimizer", "optimizer.name")
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     name = arguments.value
     if name in _PAGES:
-        return Answer(stdout=_PAGES[name]())
+        return CommandResult(stdout=_PAGES[name]())
     is_section = any(f"{key}.".startswith(f"{name}.") for key in names())
     parts = [command_table.of(name)] if name in command_table.COMMANDS else []
     parts += [described(name)] if is_section or not parts else []
     parts += [optimizers()] if name in _OPTIMIZERS else []
-    return Answer(stdout="\n\n".join(parts))
+    return CommandResult(stdout="\n\n".join(parts))
 
 
 def optimizers() -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.common.registry import is_reference
 from orchestrator.common.values import megabytes
 from orchestrator.data.files.index import Kept, index
@@ -50,7 +50,7 @@ class Indexed:
         return f"{what}\na list names no code, so the pipeline does: {self.call}" if self.named else what
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     """Raises ConfigurationError, DataDamaged."""
     to, kept = arguments.get("to"), None
     if arguments.value.endswith(".dvc"):

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult
 from orchestrator.cli.origins import Found, read, with_defaults
 from orchestrator.cli.template import FILES
 from orchestrator.config.settings.sections import KeyPath
@@ -37,16 +37,16 @@ _NEEDED = (("pipeline", "args", "model"), ("pipeline", "args", "data"))
 _HOW = "python -m orchestrator new NAME, with letters, digits, - and _"
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     words = arguments.without("from", "devices")
     name = _name([*([arguments.value] if arguments.value else []), *words])
     origins = arguments.get("from")
     if origins is None:
-        return Answer(stdout=make(Path.cwd() / name, name))
+        return CommandResult(stdout=make(Path.cwd() / name, name))
     found = Found({("run", "name"): name})
     for entry in origins.split(","):
         found.add(read(entry, arguments.number("devices", 1) or 1))
-    return Answer(stdout=write(Path.cwd() / "conf" / f"{name}.yaml", with_defaults(found)))
+    return CommandResult(stdout=write(Path.cwd() / "conf" / f"{name}.yaml", with_defaults(found)))
 
 
 def write(file: Path, found: Found) -> str:

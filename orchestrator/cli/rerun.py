@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.answer import Answer, ended
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, ended
 from orchestrator.driver.terminal import console
 from orchestrator.experiments.rerun.audit import Audited
 from orchestrator.experiments.rerun.repetition import asked, repeat
@@ -14,7 +14,7 @@ from orchestrator.experiments.rerun.sweep import SweepRerun
 _OWN = ("audit", "audit.seed", "environment", "explain", "key", "output", "stages", "tracking.uri", "trust", "wheels")
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     environment = arguments.choice("environment", "check", "ignore", "rebuild")
     wanted = Wanted(
         check_environment=environment != "ignore",
@@ -38,7 +38,7 @@ def _who(done: Rerun | Audited | SweepRerun) -> str:
     return f"{who} segments of run" if isinstance(done, Audited) else f"{who} run"
 
 
-def _said(done: Rerun | Audited | SweepRerun, who: str, arguments: Arguments) -> Answer:
+def _said(done: Rerun | Audited | SweepRerun, who: str, arguments: Arguments) -> CommandResult:
     """The finding of the repetition, or the reason why it came to nothing. who: repeats what, "run a repeats run"."""
     if done.text:
         console.tell(f"{who} {done.rerun_of}\n{done.text}")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.comm.topologies import TOPOLOGIES
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings, load
@@ -56,7 +56,7 @@ class Simulated:
         return "\n".join([title, "", report.table(self.rows), "", *(f"note: {note}" for note in self.notes)])
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     sections = {key.partition(".")[0] for key in KEYS if "." in key}
     asked = {
         key: value

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.experiments.tuning.choosing import tune
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     return reported(tune(arguments.settings, trusted=arguments.flag("trust")), arguments)

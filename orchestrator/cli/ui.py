@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult
 from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.driver.terminal import mlflow_ui
 from orchestrator.errors import RunFailed, UsageError
@@ -15,11 +15,11 @@ from orchestrator.experiments.listing import runs
 from orchestrator.provenance.tracking import Store, experiment_page, is_server
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     port = arguments.get("port")
     if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise UsageError(f"port={port}: expected a number from 1 to 65535", code="mlflow.port")
-    return Answer(ui(Path.cwd(), None if port is None else int(port), arguments.uri))
+    return CommandResult(ui(Path.cwd(), None if port is None else int(port), arguments.uri))
 
 
 def ui(project: Path, port: int | None, uri: str | None = None) -> int:

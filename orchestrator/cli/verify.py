@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.answer import Answer, reported
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.errors import NotRerunnable, UsageError
 from orchestrator.records import excerpt
 
@@ -33,7 +33,7 @@ class Verified:
         )
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     root = arguments.get("root")
     if root is None:
         raise UsageError("verify needs the root of the trace", _WHERE, code="verify.needs-root")

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.answer import Answer, ended
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, ended
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.report.outcome import recovery_in_words
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
@@ -63,7 +63,7 @@ class Tail:
             yield json.loads(line)
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     found = watch(Path.cwd(), arguments.value, arguments.uri)
     return ended(found.exit_code, found.as_dict(), arguments)
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy
 import torch
 
-from orchestrator.data.files.ahead import Several
 from orchestrator.data.files.dataset import spread
+from orchestrator.data.files.prefetch import SeveralPrefetchers
 from orchestrator.data.sampling.mixtures import Pattern, counts_of
 from orchestrator.data.sampling.orders import Epochs, Order
 from orchestrator.errors import PipelineRaised
@@ -63,11 +63,11 @@ class Sources:
         for _, source in self._elsewhere():
             source.need_room(together)
 
-    def ahead(self, share: int) -> Several | None:
+    def ahead(self, share: int) -> SeveralPrefetchers | None:
         """As `Files.ahead`, with an equal share for each source."""
         found = self._elsewhere()
         parts = [(source.ahead(share // len(found)), partial(self._own, number)) for number, source in found]
-        return Several(parts, share) if parts else None
+        return SeveralPrefetchers(parts, share) if parts else None
 
     def spread(self, most: int, files: int) -> list[int]:
         """As `Files.spread`."""

@@ -47,7 +47,7 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.pipeline_parallel import one_by_one
+from orchestrator.worker.pipeline_parallel import device_proof
 from orchestrator.worker.pipeline_parallel.planning import InStages, summary
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.pipeline_parallel.staged import HostedStage, StagedLockstep, Waiting, WholeNames
@@ -453,7 +453,7 @@ class PipelineStrategy:
         return {"stages": summary(self._cuts, self._workload.model), "reference": reference}
 
     def _of_card(self, in_stages: InStages, replica: Replica) -> str:
-        return one_by_one.fingerprint(self._workload, replica, in_stages.cuts, self._device.staging)
+        return device_proof.fingerprint(self._workload, replica, in_stages.cuts, self._device.staging)
 
     def become_spare(self) -> None:
         if self._replica is not None:

@@ -40,7 +40,7 @@ from orchestrator.records.progress import Progress
 from orchestrator.worker import device as worker_device
 from orchestrator.worker import device_memory
 from orchestrator.worker.admission import portability, proof
-from orchestrator.worker.between_steps import answering
+from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.between_steps.callbacks import Callbacks
 from orchestrator.worker.between_steps.late_digests import LateDigests
 from orchestrator.worker.between_steps.timing import Timing
@@ -129,7 +129,7 @@ class Worker:
                 self._services.emit({"event": "device", "why": note})
         construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
         construction.refuse_compiled(self._workload.model, plan)
-        if self._services.tries_answers and (found := answering.unfit(plan, self._workload)) is not None:
+        if self._services.tries_answers and (found := serving_trial.unfit(plan, self._workload)) is not None:
             self._services.emit({"event": "unserved", **found})
         if self._workload.batches.streams is not None:
             _refuse_epochs(plan)
@@ -289,9 +289,9 @@ class Worker:
             return str(self._workload.model)
 
     def answers(self) -> dict[str, Any]:
-        """How the trained model may be asked when it is served, as a trial finds (`worker.between_steps.answering`), as
+        """How the trained model may be asked when it is served, as a trial finds (`worker.between_steps.serving_trial`), as
         plain data. Between generations, from the compute thread."""
-        return answering.answers(self._plan, self._workload, self._flops_per_sample)
+        return serving_trial.answers(self._plan, self._workload, self._flops_per_sample)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, or those of the stage that it hosts, tied tensors once, as tensors of
@@ -387,8 +387,8 @@ class Worker:
             self._workload.samples.attendance.goes_on_without(begin.absent)
             self._workload.batches.host_streams(shards, lambda: _stream_log(generation, rank))
             if not state.loop.ended:
-                self._look_ahead(generation, rank, steps)
-                self._fetch_ahead(shards, steps)
+                self._prefetch_files(generation, rank, steps)
+                self._use_loaders(shards, steps)
             moment = GenerationContext(generation, rank, transport, state.timing, hooks.deadline_s)
             executor, exchange = self._execution.executor(moment)
             halted = state.loop.run(executor, exchange, hooks, saving=bool(generation.writers))
@@ -416,11 +416,11 @@ class Worker:
             lambda what: self._services.emit({"event": "waiting", "what": what}), self._services.heartbeat.live
         )
 
-    def _look_ahead(self, generation: Generation, rank: int, steps: int) -> None:
+    def _prefetch_files(self, generation: Generation, rank: int, steps: int) -> None:
         nodes = generation.begin.nodes[: generation.workers]
         share = self._plan.data.cache_bytes // nodes.count(nodes[rank])
         self._workload.batches.account.emit = self._services.emit
-        self._workload.batches.look_ahead(generation.begin.shards[rank], steps, share)
+        self._workload.batches.prefetch_files(generation.begin.shards[rank], steps, share)
 
     def _start_loaders(self) -> Loaders | None:
         """The processes that fetch batches ahead, where the plan wants them; they start beside the build, and outlive
@@ -453,10 +453,10 @@ class Worker:
             self._loaders.close()
         self._loaders = None
 
-    def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
+    def _use_loaders(self, shards: tuple[int, ...], steps: int) -> None:
         if self._loaders is not None:
             self._loaders.forget()
-            self._workload.batches.fetch_ahead(self._loaders, shards, steps)
+            self._workload.batches.use_loaders(self._loaders, shards, steps)
 
 
 def _refuse_epochs(plan: Plan) -> None:

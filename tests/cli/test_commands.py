@@ -21,7 +21,7 @@ FOLDER = Path(command_table.__file__).parent
 LIGHT = """
 import sys
 import orchestrator.__main__
-import orchestrator.cli.line
+import orchestrator.cli.main
 from orchestrator.cli import completion
 assert not {"torch", "numpy", "ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
 """
@@ -64,7 +64,7 @@ def test_the_table_names_a_function_that_there_is(command: Command) -> None:
     """Looked up in the text, since to import them all takes seconds."""
     module, _, function = (command.at or command.name).partition(":")
     text = (FOLDER / f"{module.replace('.', '/')}.py").read_text()
-    assert f"def {function or 'run'}(arguments: Arguments) -> Answer:" in text
+    assert f"def {function or 'run'}(arguments: Arguments) -> CommandResult:" in text
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from orchestrator.controller.checking import Verdict
 from orchestrator.data.drift import Drift
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_table import EVENTS, only
-from orchestrator.driver.run.standstill import Stand
+from orchestrator.driver.run.stall_location import StallLocation
 from orchestrator.records.files_read import FilesRead
 
 SCHEDULE: Any = SimpleNamespace(workers=2)
@@ -143,7 +143,7 @@ EXAMPLES = [
     ),
     Example(
         "stacks",
-        {"server": 1, "stuck": True, "stand": Stand("s", None, [["f"]], "")},
+        {"server": 1, "stuck": True, "stand": StallLocation("s", None, [["f"]], "")},
         {"server": 1, "stuck": True, "at": None, "why": "s", "seen_by": "", "stacks": [["f"]]},
     ),
     Example(

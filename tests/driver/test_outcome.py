@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from orchestrator.cli.answer import ended_run
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import ended_run
 from orchestrator.common.values import Span, Steps
 from orchestrator.data.plan import Data
 from orchestrator.driver.report.outcome import RunOutcome

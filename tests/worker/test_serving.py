@@ -21,7 +21,7 @@ from orchestrator import Pipeline
 from orchestrator.numerics import batch_invariance
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.numerics.streams import seeded
-from orchestrator.worker.between_steps import answering
+from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.serving import _load_pyfunc, served
 from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
 from tests.portable.answering import MODELS, bits, inputs_of, picked
@@ -240,7 +240,7 @@ class OfKeywords(nn.Module):
 def tried(model: nn.Module, batch: Any, pipeline: Pipeline | None = None) -> batch_invariance.InvarianceTrial:
     """The trial of a model, as a run tells it whose first samples are this batch."""
     workload: Any = SimpleNamespace(pipeline=pipeline or Plain(), model=model, first_batch=lambda _: batch)
-    return answering._tried(workload, 1, "native")
+    return serving_trial._tried(workload, 1, "native")
 
 
 def words(length: int = 6) -> Tensor:
@@ -298,16 +298,16 @@ def test_of_a_batch_that_is_one_tensor_of_tokens_all_or_all_but_the_last_are_giv
     for length in (6, 16, 17):
         assert tried(Tokens(), words(length)).rows == batch_invariance.ROWS
     for batch, pipeline in ((words(17), Own()), (words(18), None), (words(17).float(), None)):
-        assert tried(Tokens(), batch, pipeline).why == answering.UNFIT
+        assert tried(Tokens(), batch, pipeline).why == serving_trial.UNFIT
 
 
 @given(st.floats(1.0, 1e16))
 def test_a_trial_takes_rows_for_some_seconds_of_a_thread_or_none(flops: float) -> None:
-    rows = answering.rows_to_try(flops)
+    rows = serving_trial.rows_to_try(flops)
     assert rows in {0, *range(3, 13)} - {batch_invariance.ROWS}
-    assert rows <= answering.rows_to_try(flops / 2)
+    assert rows <= serving_trial.rows_to_try(flops / 2)
     assert rows * 5 * batch_invariance.ROWS * flops / 3 <= 5e11
-    assert answering.rows_to_try(None) == batch_invariance.EXAMPLES
+    assert serving_trial.rows_to_try(None) == batch_invariance.EXAMPLES
 
 
 def test_a_model_that_would_take_a_processor_long_is_not_asked() -> None:
@@ -316,8 +316,8 @@ def test_a_model_that_would_take_a_processor_long_is_not_asked() -> None:
             raise AssertionError("it was asked")
 
     workload: Any = SimpleNamespace(pipeline=Plain(), model=Refusing(), first_batch=lambda _: words())
-    found = answering._tried(workload, 1, "native", 1.8e11)
-    assert (found.rows, found.why) == (None, answering.TOO_LARGE)
+    found = serving_trial._tried(workload, 1, "native", 1.8e11)
+    assert (found.rows, found.why) == (None, serving_trial.TOO_LARGE)
 
 
 def at_the_start(
@@ -332,7 +332,7 @@ def at_the_start(
     workload: Any = SimpleNamespace(
         pipeline=pipeline or Plain(), model=model, first_batch=samples, batches=SimpleNamespace(streams=streams)
     )
-    return answering.unfit(plan, workload)
+    return serving_trial.unfit(plan, workload)
 
 
 def test_at_the_start_it_is_told_what_cannot_be_tried_and_the_model_is_as_it_was() -> None:
@@ -353,10 +353,10 @@ def test_at_the_start_it_is_told_what_cannot_be_tried_and_the_model_is_as_it_was
     model = Counting()
     assert at_the_start(model, words(17)) is None
     assert at_the_start(model, words(18)) == {
-        "why": answering.UNFIT,
+        "why": serving_trial.UNFIT,
         "detail": "predict() raised IndexError: index out of range in self; it was given a tensor of int64, shape [1, 18]",
     }
-    assert at_the_start(model, words(18), privacy=object()) == {"why": answering.UNFIT}
+    assert at_the_start(model, words(18), privacy=object()) == {"why": serving_trial.UNFIT}
     assert at_the_start(model, words(18), Own()) is None
     assert at_the_start(model, words(18), stages=2) is None
     assert (model.calls, model.training) == (0, True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.answer import Answer, ended, ended_run
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, ended, ended_run
 from orchestrator.config.settings import Settings, kept
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.launch import launch
@@ -24,7 +24,7 @@ KEY = "run.submission"
 _PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     kept = [each for each in arguments.overrides if each.startswith(_PLACES_TAKEN)]
     run_id, came = once(arguments.value, arguments.settings, arguments.origins, kept, trusted=arguments.flag("trust"))
     return ended(0, as_dict(came), arguments) if isinstance(came, Past) else ended_run(run_id, came, arguments)

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.answer import Answer
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult
 from orchestrator.cli.jobs.templates import entry, kubernetes, slurm
 from orchestrator.cli.jobs.templates.entry import Submission
 from orchestrator.cluster.ray_jobs import Jobs
@@ -39,7 +39,7 @@ class Submitted:
     new: bool = True
 
 
-def run(arguments: Arguments) -> Answer:
+def run(arguments: Arguments) -> CommandResult:
     to = arguments.get("to")
     if to is None:
         raise UsageError(
@@ -51,12 +51,12 @@ def run(arguments: Arguments) -> Answer:
         wanted = replace(wanted, overrides=(*wanted.overrides, "trust=true"))
     done = submit(wanted, to, {key: arguments.get(key) for key in _ONLY_FOR})
     if arguments.as_json:
-        return Answer(stdout=json.dumps(asdict(done)))
+        return CommandResult(stdout=json.dumps(asdict(done)))
     if done.manifest is not None:
-        return Answer(stdout=done.manifest.rstrip())
+        return CommandResult(stdout=done.manifest.rstrip())
     already = "" if done.new else " is there already and"
     print(f"job {done.id}{already} runs on {done.to}; ask with status={done.id}, logs={done.id}", file=sys.stderr)
-    return Answer(stdout=done.id)
+    return CommandResult(stdout=done.id)
 
 
 def submission(conf: str, overrides: Sequence[str], name: str | None, project: str) -> Submission:

@@ -219,7 +219,7 @@ class MemberActor:
         return self._answer(self._profile)
 
     def answers(self) -> Answer:
-        """How the trained model may be asked when it is served (`worker.between_steps.answering`). As `profile`."""
+        """How the trained model may be asked when it is served (`worker.between_steps.serving_trial`). As `profile`."""
         return self._answer(self._member.answers)
 
     def become_spare(self) -> None:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from orchestrator.cluster.actors.last_words import LastWords
+from orchestrator.cluster.actors.stderr_tail import StderrTail
 from orchestrator.worker.member.crash_record import CrashRecordReader
 
 
@@ -25,9 +25,9 @@ class PostMortem(NamedTuple):
 class Witness:
     """The one of a process."""
 
-    def __init__(self, crash_record: CrashRecordReader, last_words: LastWords | None) -> None:
+    def __init__(self, crash_record: CrashRecordReader, stderr_tail: StderrTail | None) -> None:
         self._crash_record = crash_record
-        self._last_words = last_words
+        self._stderr_tail = stderr_tail
 
     @classmethod
     def of(cls, pid: int, crash_record: int) -> Self | None:
@@ -38,14 +38,14 @@ class Witness:
         except OSError:
             return None
         with contextlib.suppress(OSError):
-            return cls(record, LastWords(pid))
+            return cls(record, StderrTail(pid))
         return cls(record, None)
 
     def tells(self) -> PostMortem:
-        said = "" if self._last_words is None else self._last_words.read()
+        said = "" if self._stderr_tail is None else self._stderr_tail.read()
         return PostMortem(self._crash_record.last(), self._crash_record.card(), said)
 
     def close(self) -> None:
         self._crash_record.close()
-        if self._last_words is not None:
-            self._last_words.close()
+        if self._stderr_tail is not None:
+            self._stderr_tail.close()

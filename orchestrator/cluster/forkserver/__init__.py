@@ -2,7 +2,7 @@
 
     client.py    asks a server for a process; run by its path, too, where Ray starts a worker
     server.py    imports, waits, forks
-    likeness.py  whether what was imported is what the one that asks would import
+    equivalence.py  whether what was imported is what the one that asks would import
     places.py    where a server listens, and how it is started and ended
     children.py  asks for a child of a worker, such as a loader
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from orchestrator.cluster.forkserver import client, likeness
+from orchestrator.cluster.forkserver import client, equivalence
 from orchestrator.cluster.forkserver.client import Message
 
 _DESCRIPTORS = 4
@@ -98,7 +98,7 @@ class Server:
         self._given: dict[str, str] = {}
         self._made: dict[str, str] = {}
         self._private: list[int] = []  # descriptors that what is forked does without
-        self._rights = likeness.rights(os.getpid())
+        self._rights = equivalence.rights(os.getpid())
         self._waiting: dict[int, socket.socket | None] = {}  # by process: who is told how it ends
 
     def load(self, modules: Sequence[str] = (*LOADED, *OF_RAY)) -> None:
@@ -125,7 +125,7 @@ class Server:
         gc.unfreeze()
         own = dict(os.environ)
         os.environ.update(given := {name: self._given[name] for name in self._given if name not in own})
-        with likeness.variables_read() as read:
+        with equivalence.variables_read() as read:
             for name, _, function in (each.partition(":") for each in modules):
                 if (module := _imported(name)) is not None and function:
                     getattr(module, function)()
@@ -133,10 +133,10 @@ class Server:
             del os.environ[name]
         self._read = {**read, **self._read}
         self._made |= {name: value for name, value in os.environ.items() if own.get(name) != value}
-        self._files = likeness.imported_files()
+        self._files = equivalence.imported_files()
         if len([*Path("/proc/self/task").iterdir()]) > 1 or threading.active_count() > 1:
             raise RuntimeError("an imported library has started a thread, so that nothing can be forked from here")
-        if (gpu := likeness.opened_gpu()) is not None:
+        if (gpu := equivalence.opened_gpu()) is not None:
             raise RuntimeError(
                 f"an imported library has opened {gpu}, and CUDA computes in no process that is forked then"
             )
@@ -227,16 +227,16 @@ class Server:
 
     def _refusal(self, asker: int, message: Message, descriptors: Sequence[int]) -> tuple[str | None, bool]:
         """Why a process that is forked would not be what is asked for, and whether that is so for all that will be asked."""
-        file = likeness.changed(self._files)
+        file = equivalence.changed(self._files)
         if file is not None:
             return f"{file} has changed since it was imported", True
-        if rights := likeness.other_rights(self._rights, likeness.rights(asker)):
+        if rights := equivalence.other_rights(self._rights, equivalence.rights(asker)):
             return f"it has other rights: {', '.join(rights)}", False
-        if names := likeness.other_variables(self._own, self._read, message["environ"], self._given):
+        if names := equivalence.other_variables(self._own, self._read, message["environ"], self._given):
             return f"other values of {', '.join(names[:4])}", False
         if message.get("interpreter", sys.executable) != sys.executable:
             return f"another interpreter: {message['interpreter']}", False
-        if descriptors and (name := likeness.shadowed(descriptors[-1])) is not None:
+        if descriptors and (name := equivalence.shadowed(descriptors[-1])) is not None:
             return f"{name} in the working directory hides a library", False
         return (None, False) if "program" in message else self._refusal_of_worker(message["environ"])
 
@@ -296,12 +296,12 @@ class Server:
 def _become(asker: int, message: Message, descriptors: Sequence[int], made: Mapping[str, str]) -> None:
     """made: variables that imports have set. Raises OSError."""
     os.setpgid(0, 0)  # Ray ends a worker's whole group with it
-    likeness.take_over(asker)
+    equivalence.take_over(asker)
     os.fchdir(descriptors[3])
     for number in (0, 1, 2):
         os.dup2(descriptors[number], number)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    likeness.take_signals_over(asker)
+    equivalence.take_signals_over(asker)
     os.environ.clear()
     os.environ.update({**made, **message["environ"]})
     for name, value in message.get("since", {}).items():

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple, Protocol
 from orchestrator.common.registry import is_reference
 from orchestrator.common.values import megabytes
 from orchestrator.data.files import manifest, waiting
-from orchestrator.data.files.ahead import Ahead
 from orchestrator.data.files.cache import WANTED, WISHED, Cache, NoRoom, current, patience_s
 from orchestrator.data.files.manifest import File, Manifest
 from orchestrator.data.files.places import Place, is_elsewhere, is_store, place_of, split
+from orchestrator.data.files.prefetch import FilePrefetcher
 from orchestrator.data.files.readers import UNSAFE, Samples, build
 from orchestrator.errors import ConfigurationError, DataDamaged
 
@@ -134,13 +134,15 @@ class Files:
         """Whether files are fetched before they are read."""
         return self._place.folder is None
 
-    def ahead(self, share: int) -> Ahead | None:
+    def ahead(self, share: int) -> FilePrefetcher | None:
         """Fetches the files of samples that will be asked for, as many as `share` bytes of the cache hold; None where there is
         nothing to fetch. A wrapper of this data set, sample by sample, hands it on."""
         if self._place.folder is not None:
             return None
         self._cache = self._cache or current()
-        return Ahead(self._place, self._manifest.files, self._file_of, min(share, self._cache.limit), self.keep_only)
+        return FilePrefetcher(
+            self._place, self._manifest.files, self._file_of, min(share, self._cache.limit), self.keep_only
+        )
 
     def only(self, numbers: Collection[int]) -> None:
         """From now on the other files are of sites elsewhere (`data.sites`), and to read one raises ConfigurationError. A

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.data.files.ahead import Several
 from orchestrator.data.files.dataset import spread
+from orchestrator.data.files.prefetch import SeveralPrefetchers
 from orchestrator.errors import DataDamaged, PipelineRaised
 
 
@@ -80,10 +80,10 @@ class Packed:
         if self.is_elsewhere:
             self._documents.need_room(together)
 
-    def ahead(self, share: int) -> Several | None:
+    def ahead(self, share: int) -> SeveralPrefetchers | None:
         """As `Files.ahead`."""
         ahead = self._documents.ahead(share) if self.is_elsewhere else None
-        return None if ahead is None else Several([(ahead, self._documents_of)], share)
+        return None if ahead is None else SeveralPrefetchers([(ahead, self._documents_of)], share)
 
     def spread(self, most: int, files: int) -> list[int]:
         """As `Files.spread`."""

@@ -21,7 +21,7 @@ from orchestrator.provenance.code import worktree
 from orchestrator.provenance.tracking import Tracker, models
 from orchestrator.records.redaction import Redactor
 
-# The answers of a model that no worker could try, in the form of `worker.between_steps.answering`.
+# The answers of a model that no worker could try, in the form of `worker.between_steps.serving_trial`.
 UNTRIED: Mapping[str, Any] = {"rows": None, "why": "no worker could try it", "detail": None}
 
 

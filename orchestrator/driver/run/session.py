@@ -28,7 +28,7 @@ from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.fault_injection import FaultInjection
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.parameter_inspection import ParameterInspection
-from orchestrator.driver.run.standstill import stand
+from orchestrator.driver.run.stall_location import location
 from orchestrator.driver.run.unrecorded import unrecorded
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.signals import PendingSignal
@@ -554,7 +554,7 @@ class Session:
         """The journal has the stacks of all of a step that stalls before anybody is killed."""
         seen = self._members.stacks(members)
         for member in members:
-            found = stand(seen.get(member), self._members.home(member), self._members.pid(member))
+            found = location(seen.get(member), self._members.home(member), self._members.pid(member))
             is_stuck = member in stuck
             # The sentence on a member that is stuck is said with its loss.
             self._event_sink.event("stacks", **{self._roles[member]: member}, stuck=is_stuck, stand=found)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from orchestrator.common import card_faults
-from orchestrator.common.asking import ask
+from orchestrator.common.bounded_command import output_of
 
 PROGRAM: Final = "nvidia-smi"
 # The tool sets up one card after the other, each for seconds, if nothing keeps the driver loaded (nvidia-persistenced).
@@ -166,7 +166,7 @@ def with_parts(cards: Sequence[Card], listed: str) -> list[Card]:
 
 def _asked(command: Sequence[str], limit_s: float) -> str:
     try:
-        told = ask(command, limit_s)
+        told = output_of(command, limit_s)
     except TimeoutError as error:
         raise CardsUnknown(str(error), hangs=True) from None
     except FileNotFoundError:

@@ -25,9 +25,9 @@ from orchestrator.numerics import foreach
 from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating, name_of
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
+from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.returned import NON_FINITE_REMEDY
 from orchestrator.worker.model.updater import Updater
 
 _FLOOR = 1e-2  # magnitudes below it count as this much when a change is called significant

@@ -16,8 +16,8 @@ import torch
 from orchestrator.errors import NonFinite
 from orchestrator.numerics.fixed_point import divided, exponent_for
 from orchestrator.numerics.grid import ABSENT
+from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.returned import NON_FINITE_REMEDY
 
 Buffers = Sequence[Sequence[torch.Tensor]]  # of each hosted shard: statistics, then counters
 

@@ -1,5 +1,5 @@
 """A call of the user's loss() or metrics() on a batch that has been read, to be made by whoever has the model: by parts of it
-(`pipeline_parallel`) or as a whole. It also judges what the function returned (`returned.py`).
+(`pipeline_parallel`) or as a whole. It also judges what the function returned (`output_checks.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from orchestrator.numerics.staging import Arriving
-from orchestrator.worker.model.returned import check_finite, is_late, loss_and_weight, mean_and_weight, numbers_of
+from orchestrator.worker.model.output_checks import check_finite, is_late, loss_and_weight, mean_and_weight, numbers_of
 
 
 class Given:

@@ -34,7 +34,7 @@ from orchestrator.optim.compressions.codec import Codec, Means, Model
 from orchestrator.optim.contributions import CONTRIBUTIONS
 from orchestrator.optim.transforms import Chain
 from orchestrator.pipeline import Pipeline, defines, naming
-from orchestrator.worker.model import begun, initial, moving_buffers
+from orchestrator.worker.model import begin_state, initial, moving_buffers
 
 Built = TypeVar("Built")
 _SOME_STEPS = 64  # of a course that is not known yet
@@ -172,7 +172,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     _refuse_idle_compression(model, plan)
     make_contribution(plan.update.contribution)
     if plan.run.begin is not None:
-        begun.refuse_unfit(model, make_optimizer(pipeline, model, plan), plan.run.begin, plan.update.optimizer)
+        begin_state.refuse_unfit(model, make_optimizer(pipeline, model, plan), plan.run.begin, plan.update.optimizer)
     elif defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
     layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()

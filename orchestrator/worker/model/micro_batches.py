@@ -20,8 +20,9 @@ from orchestrator.numerics import streams
 from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving, Staging
 from orchestrator.optim.transforms import State
 from orchestrator.pipeline import Pipeline, naming
-from orchestrator.worker.model.foresight import Account, Ahead, Foresight
-from orchestrator.worker.model.returned import loss_not_finite
+from orchestrator.worker.model.output_checks import loss_not_finite
+from orchestrator.worker.model.prefetch import FilePrefetcher, PrefetchWindow
+from orchestrator.worker.model.read_account import ReadAccount
 from orchestrator.worker.model.sample_names import listed, strange
 from orchestrator.worker.model.stream_readers import StreamReaders
 from orchestrator.worker.model.training_samples import TrainingSamples
@@ -51,14 +52,14 @@ class MicroBatches:
         self._staging = staging
         dataset = samples.dataset
         self.streams = StreamReaders(dataset, seed, samples.order.shards) if isinstance(dataset, Stream) else None
-        self.account = Account(samples.file_lengths)
+        self.account = ReadAccount(samples.file_lengths)
         self.taken_by_other: Callable[[int, int], bool] = lambda _step, _shard: False
         self._loaders: Loaders | None = None
         self._hosted: tuple[int, ...] = ()  # with loaders: those of the micro-batches that they read
         self._rounds = range(0)
         self._following: tuple[Key, Arriving] | None = None  # the micro-batch that is likely to be next, on its way
-        self._foresight: Foresight | None = None
-        self._ahead: Ahead | None = None
+        self._prefetch_window: PrefetchWindow | None = None
+        self._prefetcher: FilePrefetcher | None = None
         self._planned: dict[tuple[int, int], MicroBatch] = {}
         self._together: dict[Key, Arriving] = {}  # those of them that were read as one
         self._read_before: dict[Key, Arriving] = {}  # each is computed once
@@ -124,7 +125,7 @@ class MicroBatches:
         )
 
     def _indices(self, step: int, shard: int) -> Sequence[int]:
-        known = None if self._foresight is None else self._foresight.known(step, shard)
+        known = None if self._prefetch_window is None else self._prefetch_window.known(step, shard)
         return self._samples.indices(step, shard) if known is None else known
 
     def _read(self, micro_batch: MicroBatch) -> Any:
@@ -137,10 +138,10 @@ class MicroBatches:
             return self._pipeline.collate(items)
 
     def _counted(self, key: Key, read: Callable[[], Any]) -> Any:
-        if self._foresight is not None and self._foresight.hosts(key.shard):
-            self._foresight.reaches(key)
+        if self._prefetch_window is not None and self._prefetch_window.hosts(key.shard):
+            self._prefetch_window.reaches(key)
         batch = read()
-        self.account.add(key.indices, 0 if self._ahead is None else self._ahead.fetched())
+        self.account.add(key.indices, 0 if self._prefetcher is None else self._prefetcher.fetched())
         return batch
 
     def read_all(self, step: int, shards: Sequence[int]) -> list[Arriving] | None:
@@ -183,7 +184,7 @@ class MicroBatches:
         """From now on batches go there, where the model is."""
         self._staging = staging
 
-    def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
+    def use_loaders(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
         """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
         self.drop_following()
         self._loaders, self._hosted, self._rounds = loaders, tuple(shards), self._samples.rounds(steps)
@@ -200,23 +201,25 @@ class MicroBatches:
         if first is not None:
             loaders.verify(first.key, self._read(first))
 
-    def look_ahead(self, shards: Sequence[int], steps: int, share: int) -> None:
+    def prefetch_files(self, shards: Sequence[int], steps: int, share: int) -> None:
         """From now on have the files fetched of what a worker reads next that hosts `shards` in a run of `steps`, where the
         training set can; share: the bytes that they may take of the cache."""
         dataset = self._samples.dataset
         if self._samples.is_secret or not hasattr(dataset, "ahead"):
             return
-        self._ahead = self._ahead or dataset.ahead(share)
-        if self._ahead is not None:
-            self._ahead.share = share
-            self._foresight = Foresight(self._ahead, shards, self._samples.rounds(steps), self._samples.indices)
+        self._prefetcher = self._prefetcher or dataset.ahead(share)
+        if self._prefetcher is not None:
+            self._prefetcher.share = share
+            self._prefetch_window = PrefetchWindow(
+                self._prefetcher, shards, self._samples.rounds(steps), self._samples.indices
+            )
 
     def close(self) -> None:
         """Stop what fetches ahead. Safe to call twice."""
         self.drop_following()
-        if self._ahead is not None:
-            self._ahead.close()
-        self._ahead = self._foresight = None
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._prefetcher = self._prefetch_window = None
 
     def _loaded(self, loaders: Loaders, key: Key) -> Any:
         round_ = key.step // self._samples.steps_per_round

@@ -18,7 +18,7 @@ from orchestrator.numerics import streams
 from orchestrator.optim import optimizers
 from orchestrator.optim.optimizers import kept_aside
 from orchestrator.pipeline import Pipeline, has_rate, naming
-from orchestrator.worker.model.returned import number_of
+from orchestrator.worker.model.output_checks import number_of
 from orchestrator.worker.model.training_samples import TrainingSamples
 
 _HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version

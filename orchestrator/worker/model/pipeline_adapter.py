@@ -32,8 +32,8 @@ from orchestrator.worker.model import construction, moving_buffers
 from orchestrator.worker.model.calls import Call, Given
 from orchestrator.worker.model.micro_batches import MicroBatch, MicroBatches
 from orchestrator.worker.model.optimizer_calls import OptimizerCalls
+from orchestrator.worker.model.output_checks import check_finite, is_late, loss_and_weight, mean_and_weight, weight_of
 from orchestrator.worker.model.refused_operation import name_line
-from orchestrator.worker.model.returned import check_finite, is_late, loss_and_weight, mean_and_weight, weight_of
 from orchestrator.worker.model.shard_graphs import Judged, ShardGraphs, Work
 from orchestrator.worker.model.training_samples import TrainingSamples, length_of
 

@@ -30,7 +30,7 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.model.construction import layout_of, refuse_unsupported
 from orchestrator.worker.model.moving_buffers import MEAN, BufferRemains, Moving, fits
-from orchestrator.worker.model.one_piece import OnePiece
+from orchestrator.worker.model.packed_buffers import PackedBuffers
 
 _PIECE = 2**12  # elements
 _FEW_BYTES = 2**20  # of statistics, which are kept for each shard of a step as they are; of more, whether they changed
@@ -81,7 +81,7 @@ class Replica:
         self._move_into_flat_buffer(staging.device)
         self._buffers = dict(model.named_buffers())
         others = list(self._buffers.values())
-        self._piece = OnePiece(self._moving, others, staging.empty, moves=staging.answers_late)
+        self._piece = PackedBuffers(self._moving, others, staging.empty, moves=staging.answers_late)
         ends = self._piece.layout.offsets
         self._statistics_end, self._counters_end = (
             ends[len(self.statistics)],
@@ -453,8 +453,8 @@ def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
 def _places(
     tensors: Sequence[torch.Tensor], offsets: Sequence[int]
 ) -> Iterator[tuple[torch.dtype, torch.Tensor, list[int]]]:
-    """By type, where the elements of the tensors lie in memory in which these begin, as `OnePiece` has them, and the place of
-    each among all elements. offsets: of the tensors, in other memory."""
+    """By type, where the elements of the tensors lie in memory in which these begin, as `PackedBuffers` has them, and the
+    place of each among all elements. offsets: of the tensors, in other memory."""
     found: dict[torch.dtype, tuple[list[int], list[int]]] = {}
     count = 0
     for tensor, offset in zip(tensors, offsets, strict=False):

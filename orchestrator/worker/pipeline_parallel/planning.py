@@ -19,10 +19,10 @@ from orchestrator.worker.model.calls import Call
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel import messages
+from orchestrator.worker.pipeline_parallel.all_stages import WholeModel
 from orchestrator.worker.pipeline_parallel.border_values import Generators
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way, choose, cut
 from orchestrator.worker.pipeline_parallel.survey import Survey, survey
-from orchestrator.worker.pipeline_parallel.whole import WholeModel
 
 _REMEDY = "let stages begin elsewhere, by stages(self, model) of the pipeline, or set cluster.stages=1"
 _A_COPY = "have loss() change a copy of its batch, such as dict(batch) or batch[0].clone()"

@@ -34,6 +34,7 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import messages
+from orchestrator.worker.pipeline_parallel.all_stages import take_gradients
 from orchestrator.worker.pipeline_parallel.border_values import Generators, Gradients, pack, unpack
 from orchestrator.worker.pipeline_parallel.commit_vote import Ballot, HeldSum
 from orchestrator.worker.pipeline_parallel.flight import Flight, begins_at_once, most_under_way
@@ -42,7 +43,6 @@ from orchestrator.worker.pipeline_parallel.replay import Record, Stage
 from orchestrator.worker.pipeline_parallel.stage_graphs import Example, StageGraphs
 from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, spread
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
-from orchestrator.worker.pipeline_parallel.whole import take_gradients
 from orchestrator.worker.step.summation import DirectSum
 from orchestrator.worker.step.tally import Tally
 from orchestrator.worker.step.trainer_checks import SentBytes, joined, not_finite

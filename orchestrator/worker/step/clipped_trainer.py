@@ -33,8 +33,8 @@ from orchestrator.optim.privacy.quantization_grid import QuantizationGrid, loss_
 from orchestrator.optim.transforms import State
 from orchestrator.records import trace
 from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.returned import NON_FINITE_REMEDY
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.local_trainer import LocalTrainer

@@ -11,8 +11,8 @@ from orchestrator.comm.collectives import BUFFERS, Exchange
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.worker.member.generation import ProcessServices
 from orchestrator.worker.model.moving_buffers import DIFFERING, BufferRemains
+from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.returned import NON_FINITE_REMEDY
 from orchestrator.worker.voting.step_report import UNKNOWN, Consensus
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.common.asking import Told
+from orchestrator.common.bounded_command import Output
 from orchestrator.provenance.environment import cards
 from orchestrator.provenance.environment.cards import CardsUnknown
 
@@ -162,12 +162,12 @@ def test_where_all_are_lost_or_nobody_lists_them_the_tool_is_told(program: Path,
 
 
 def test_a_card_that_hangs_is_not_taken_for_lost(bus: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    def ask(command: Sequence[str], _limit_s: float) -> Told:
+    def output_of(command: Sequence[str], _limit_s: float) -> Output:
         if PLACES[1] in command:
             raise TimeoutError("nvidia-smi did not answer in 10 s")
-        return Told(0, TWO, "") if "-i" in command else Told(15, "", SAID)
+        return Output(0, TWO, "") if "-i" in command else Output(15, "", SAID)
 
-    monkeypatch.setattr(cards, "ask", ask)
+    monkeypatch.setattr(cards, "output_of", output_of)
     with pytest.raises(CardsUnknown, match="did not answer") as caught:
         cards.look()
     assert caught.value.hangs

@@ -9,9 +9,9 @@ import torch
 
 from orchestrator.numerics import streams
 from orchestrator.worker.pipeline_parallel import border_values
+from orchestrator.worker.pipeline_parallel.all_stages import WholeModel
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way, choose, cut
 from orchestrator.worker.pipeline_parallel.survey import Survey, survey
-from orchestrator.worker.pipeline_parallel.whole import WholeModel
 from tests.worker.pipeline_parallel.models import Case
 
 SEED = 77

@@ -19,7 +19,7 @@ from orchestrator.worker.admission import proof
 from orchestrator.worker.member.heartbeat import Heartbeat
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.pipeline_parallel import planning, turns
-from orchestrator.worker.pipeline_parallel.whole import WholeModel
+from orchestrator.worker.pipeline_parallel.all_stages import WholeModel
 from orchestrator.worker.worker import ProcessServices, Worker
 from tests.comm.transports.memory import LocalRegions
 from tests.refusals import refused

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.worker.pipeline_parallel import border_values, replay, whole
+from orchestrator.worker.pipeline_parallel import all_stages, border_values, replay
 from orchestrator.worker.pipeline_parallel.border_values import Generators
 from tests.products import thinned
 from tests.worker.pipeline_parallel.bits import cuts_of, split, surveyed, unsplit
@@ -121,7 +121,7 @@ def test_naive_ways_leave_other_bits(
 
 
 def test_what_comes_over_a_border_is_neither_leaf_nor_view() -> None:
-    tensor = whole.delivered(torch.randn(3, 4).t())
+    tensor = all_stages.delivered(torch.randn(3, 4).t())
     assert tensor.stride() == (1, 4)
     assert tensor._base is None
     tensor.add_(1)
@@ -130,8 +130,8 @@ def test_what_comes_over_a_border_is_neither_leaf_nor_view() -> None:
 @pytest.mark.parametrize("offset", range(0, 16, 5))
 def test_a_tensor_arrives_at_its_address_modulo_64(offset: int) -> None:
     tensor = torch.randn(64)[offset : offset + 9]
-    arrived = whole.delivered(tensor)
+    arrived = all_stages.delivered(tensor)
     assert arrived.data_ptr() % 64 == tensor.data_ptr() % 64
     assert torch.equal(arrived, tensor)
-    expanded = whole.delivered(torch.randn(1, 3).expand(5, 3))
+    expanded = all_stages.delivered(torch.randn(1, 3).expand(5, 3))
     assert expanded.stride() == (0, 1)

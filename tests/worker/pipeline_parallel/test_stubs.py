@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.numerics import streams
+from orchestrator.worker.pipeline_parallel.all_stages import WholeModel
 from orchestrator.worker.pipeline_parallel.cuts import Way, cut
 from orchestrator.worker.pipeline_parallel.replay import Stage
 from orchestrator.worker.pipeline_parallel.survey import survey
-from orchestrator.worker.pipeline_parallel.whole import WholeModel
 
 RUNS: Counter[str] = Counter()
 

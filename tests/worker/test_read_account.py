@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records.files_read import FilesRead, from_dict
-from orchestrator.worker.model.foresight import Account
+from orchestrator.worker.model.read_account import ReadAccount
 
 
 @given(
@@ -23,7 +23,7 @@ def test_each_file_that_was_read_is_told_once(
     owners = [file for file, length in enumerate(lengths) for _ in range(length)]
     batches = [[index % len(owners) for index in batch] for batch in batches]
     heard: list[dict[str, Any]] = []
-    account = Account(lengths)
+    account = ReadAccount(lengths)
     for number, batch in enumerate(batches):
         if number == listening_from:
             account.emit = heard.append

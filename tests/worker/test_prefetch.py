@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.data.files.ahead import Ahead
 from orchestrator.data.files.manifest import File
 from orchestrator.data.files.places import place_of
+from orchestrator.data.files.prefetch import FilePrefetcher
 from orchestrator.data.loaders import Key
-from orchestrator.worker.model.foresight import Foresight
+from orchestrator.worker.model.prefetch import PrefetchWindow
 
 SIZE, STEPS, SHARDS = 10, 12, (0, 2)
 
@@ -39,21 +39,21 @@ def _indices(step: int, shard: int) -> list[int]:
     return [file * SIZE, file * SIZE + 1]
 
 
-def _ahead(share: int) -> Ahead:
+def _ahead(share: int) -> FilePrefetcher:
     files = [File(str(number), SIZE, 100, str(number)) for number in range(40)]
 
-    return Ahead(place_of(Path("/nowhere")), files, lambda index: index // SIZE, share, lambda _: None)
+    return FilePrefetcher(place_of(Path("/nowhere")), files, lambda index: index // SIZE, share, lambda _: None)
 
 
 @given(share=st.integers(200, 1000))
 def test_what_is_read_is_expected_within_the_share(share: int) -> None:
     ahead, told = _ahead(share), Told("")
     ahead._fetcher = told  # type: ignore[assignment]
-    foresight = Foresight(ahead, SHARDS, range(STEPS + 1), _indices)
+    window = PrefetchWindow(ahead, SHARDS, range(STEPS + 1), _indices)
     for step in range(STEPS):
         for shard in SHARDS:
-            foresight.reaches(Key(step, shard, tuple(_indices(step, shard))))
-            assert foresight.known(step, shard) == _indices(step, shard)
+            window.reaches(Key(step, shard, tuple(_indices(step, shard))))
+            assert window.known(step, shard) == _indices(step, shard)
             wanted = told.messages[-1]
             assert shard * 10 + step // 3 in wanted
             assert 100 * len(wanted) <= share
@@ -62,17 +62,17 @@ def test_what_is_read_is_expected_within_the_share(share: int) -> None:
 def test_a_share_without_room_for_a_micro_batch_of_each_shard_fetches_nothing_ahead() -> None:
     ahead, told = _ahead(100), Told("")
     ahead._fetcher = told  # type: ignore[assignment]
-    foresight = Foresight(ahead, SHARDS, range(STEPS + 1), _indices)
+    window = PrefetchWindow(ahead, SHARDS, range(STEPS + 1), _indices)
     for shard in SHARDS:
-        foresight.reaches(Key(0, shard, tuple(_indices(0, shard))))
+        window.reaches(Key(0, shard, tuple(_indices(0, shard))))
     assert not any(told.messages)
 
 
 def test_a_step_that_is_repeated_is_a_new_beginning() -> None:
     ahead, told = _ahead(1000), Told("")
     ahead._fetcher = told  # type: ignore[assignment]
-    foresight = Foresight(ahead, SHARDS, range(STEPS + 1), _indices)
+    window = PrefetchWindow(ahead, SHARDS, range(STEPS + 1), _indices)
     for step in (0, 1, 2, 3, 4, 3):
         for shard in SHARDS:
-            foresight.reaches(Key(step, shard, tuple(_indices(step, shard))))
+            window.reaches(Key(step, shard, tuple(_indices(step, shard))))
             assert shard * 10 + step // 3 in told.messages[-1]

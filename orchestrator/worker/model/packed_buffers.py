@@ -17,7 +17,7 @@ from orchestrator.numerics.byte_layout import ByteLayout
 _ALIGNMENT: Final = 64  # bytes
 
 
-class OnePiece:
+class PackedBuffers:
     """layout: where the tensors lie in it."""
 
     def __init__(

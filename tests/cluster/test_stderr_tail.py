@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster.actors import last_words
+from orchestrator.cluster.actors import stderr_tail
 from orchestrator.cluster.actors.host_relay import RelayActor
-from orchestrator.cluster.actors.last_words import LastWords
 from orchestrator.cluster.actors.post_mortem import PostMortem
+from orchestrator.cluster.actors.stderr_tail import StderrTail
 from tests.projects import REPOSITORY
 
 _LONG_S = 60.0  # reached only when a test hangs
@@ -21,12 +21,12 @@ ENDS = "import os, sys; sys.stdin.readline(); os.write(2, b'{}'); os.abort()"
 
 
 def test_they_are_heard_when_process_and_file_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_words, "_MOST_BYTES", 5)
+    monkeypatch.setattr(stderr_tail, "_MOST_BYTES", 5)
     file = tmp_path / "err"
     with file.open("w") as err:
         command = [sys.executable, "-c", ENDS.format("all is lost")]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=err)
-    found = LastWords(process.pid)
+    found = StderrTail(process.pid)
     assert found.read() == ""
     process.communicate(b"go on\n")
     assert process.returncode == -signal.SIGABRT
@@ -40,10 +40,10 @@ def test_they_are_heard_when_process_and_file_are_gone(tmp_path: Path, monkeypat
 def test_those_that_go_to_no_file_are_not_waited_for() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         with pytest.raises(FileNotFoundError, match="is no file"):
-            LastWords(process.pid)
+            StderrTail(process.pid)
         process.communicate(b"\n")
     with pytest.raises(FileNotFoundError):
-        LastWords(process.pid)
+        StderrTail(process.pid)
 
 
 MEMBER = """

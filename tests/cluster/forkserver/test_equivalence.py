@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster.forkserver import likeness
+from orchestrator.cluster.forkserver import equivalence
 
 OWN = {"LANG": "C", "SEEN": "1", "OTHER": "1"}
 READ = {"SEEN": "1", "LACKING": None}
@@ -28,13 +28,13 @@ READ = {"SEEN": "1", "LACKING": None}
     ],
 )
 def test_variables_count_that_were_read_or_are_of_libraries(theirs: dict[str, str], names: list[str]) -> None:
-    assert likeness.other_variables(OWN, READ, theirs, {"OMP_NUM_THREADS": "1"}) == names
+    assert equivalence.other_variables(OWN, READ, theirs, {"OMP_NUM_THREADS": "1"}) == names
 
 
 def test_what_code_asks_for_is_seen_and_what_it_only_copies_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOR_A_TEST", "1")
     usual = type(os.environ).__getitem__
-    with likeness.variables_read() as found:
+    with equivalence.variables_read() as found:
         dict(os.environ)
         assert found == {}
         assert (os.environ.get("FOR_A_TEST"), "FOR_NO_TEST" in os.environ) == ("1", False)
@@ -43,24 +43,24 @@ def test_what_code_asks_for_is_seen_and_what_it_only_copies_is_not(monkeypatch: 
 
 
 def test_rights_are_those_of_this_process() -> None:
-    own = likeness.rights(os.getpid())
+    own = equivalence.rights(os.getpid())
     assert {"Uid", "CapEff", "cgroup", "net namespace", "hard limits"} <= own.keys()
-    assert likeness.other_rights(own, own) == []
-    assert likeness.other_rights(own, {**own, "CapEff": "0", "root": "/jail"}) == ["CapEff", "root"]
+    assert equivalence.other_rights(own, own) == []
+    assert equivalence.other_rights(own, {**own, "CapEff": "0", "root": "/jail"}) == ["CapEff", "root"]
 
 
 def test_a_file_that_is_written_anew_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text("x = 1\n")
-    found = likeness._looks(str(file))
+    found = equivalence._looks(str(file))
     assert found is not None
     files = {str(file): found}
-    assert likeness.changed(files) is None
+    assert equivalence.changed(files) is None
     file.write_text("x = 12\n")
-    assert likeness.changed(files) == str(file)
+    assert equivalence.changed(files) == str(file)
     file.unlink()
-    assert likeness.changed(files) == str(file)
-    assert __file__ in likeness.imported_files()
+    assert equivalence.changed(files) == str(file)
+    assert __file__ in equivalence.imported_files()
 
 
 @pytest.mark.parametrize(
@@ -73,22 +73,22 @@ def test_what_lies_before_a_library_hides_it(tmp_path: Path, name: str, hides: b
     file.touch()
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert likeness.shadowed(folder) == (name.partition("/")[0] if hides else None)
+        assert equivalence.shadowed(folder) == (name.partition("/")[0] if hides else None)
     finally:
         os.close(folder)
 
 
 def test_its_own_checkout_hides_nothing() -> None:
-    folder = os.open(Path(likeness.__file__).parents[3], os.O_RDONLY)
+    folder = os.open(Path(equivalence.__file__).parents[3], os.O_RDONLY)
     try:
-        assert likeness.shadowed(folder) is None
+        assert equivalence.shadowed(folder) is None
     finally:
         os.close(folder)
 
 
 def test_a_gpu_that_is_open_is_seen(tmp_path: Path) -> None:
     (tmp_path / "0").symlink_to("/dev/null")
-    assert likeness.opened_gpu(tmp_path) is None
+    assert equivalence.opened_gpu(tmp_path) is None
     (tmp_path / "5").symlink_to("/dev/nvidiactl")
-    assert likeness.opened_gpu(tmp_path) == "/dev/nvidiactl"
-    assert likeness.opened_gpu() is None
+    assert equivalence.opened_gpu(tmp_path) == "/dev/nvidiactl"
+    assert equivalence.opened_gpu() is None

@@ -1,4 +1,4 @@
-"""The answer of a command: an exit code, and the text for stdout."""
+"""The result of a command: an exit code, and the text for stdout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.errors import REPLICAS_DIFFERED, OrchestratorError, ending
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """code: of the exit; stdout: what is written there, None for nothing."""
 
     code: int = 0
@@ -29,17 +29,17 @@ class Report(Protocol):
     def as_text(self) -> str: ...
 
 
-def reported(report: Report, arguments: Arguments, code: int = 0) -> Answer:
+def reported(report: Report, arguments: Arguments, code: int = 0) -> CommandResult:
     """As output= asks for it."""
-    return Answer(code, json.dumps(report.as_dict()) if arguments.as_json else report.as_text())
+    return CommandResult(code, json.dumps(report.as_dict()) if arguments.as_json else report.as_text())
 
 
-def ended(code: int, report: Mapping[str, Any], arguments: Arguments) -> Answer:
-    """The answer for a run that said on stderr how it ended: stdout is for programs alone."""
-    return Answer(code, json.dumps(report) if arguments.as_json else None)
+def ended(code: int, report: Mapping[str, Any], arguments: Arguments) -> CommandResult:
+    """The result for a run that said on stderr how it ended: stdout is for programs alone."""
+    return CommandResult(code, json.dumps(report) if arguments.as_json else None)
 
 
-def ended_run(run_id: str, outcome: RunOutcome, arguments: Arguments) -> Answer:
+def ended_run(run_id: str, outcome: RunOutcome, arguments: Arguments) -> CommandResult:
     """Say how a run ended that was launched or gone on with."""
     if outcome.error is not None:
         console.tell(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/")

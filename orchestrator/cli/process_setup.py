@@ -1,4 +1,5 @@
-"""The surroundings of a command in its process, made such that libraries bear them, before anything else is imported."""
+"""Sets up the process of a command before anything else is imported: its arguments as UTF-8, and warnings as libraries bear
+them."""
 
 from __future__ import annotations
 

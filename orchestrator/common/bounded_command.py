@@ -1,4 +1,4 @@
-"""Ask a program, which may never answer: one that calls a driver that hangs cannot even be killed.
+"""The output of a program that may never end: one that calls a driver that hangs cannot even be killed.
 
 Its output is small and is taken whole. It does not wait for the end of a program that was given up.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 _LAST_S = 0.5  # in which a program that was killed is usually gone
 
 
-class Told(NamedTuple):
+class Output(NamedTuple):
     """code: the program's exit code; out, err: what it wrote."""
 
     code: int
@@ -21,7 +21,7 @@ class Told(NamedTuple):
     err: str
 
 
-def ask(command: Sequence[str], limit_s: float) -> Told:
+def output_of(command: Sequence[str], limit_s: float) -> Output:
     """Raises TimeoutError, and OSError where there is no such program."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
@@ -37,4 +37,4 @@ def ask(command: Sequence[str], limit_s: float) -> Told:
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
-    return Told(process.returncode, out, err)
+    return Output(process.returncode, out, err)

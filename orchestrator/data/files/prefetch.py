@@ -15,7 +15,7 @@ from orchestrator.data.files.manifest import File
 from orchestrator.data.files.places import Place
 
 
-class Ahead:
+class FilePrefetcher:
     """The files of the samples that are expected, and the process that fetches them."""
 
     def __init__(
@@ -127,12 +127,14 @@ class _Fetcher:
                     self._bytes += int(fetched)
 
 
-class Several:
-    """The fetching ahead of a data set that is made of others: each fetches its own files. parts: of each its `Ahead`, and
+class SeveralPrefetchers:
+    """Those of a data set that is made of others: each fetches its own files. parts: of each its prefetcher, and
     which of its samples those of the whole need."""
 
     def __init__(
-        self, parts: Sequence[tuple[Ahead | Several, Callable[[Sequence[int]], list[int]]]], share: int
+        self,
+        parts: Sequence[tuple[FilePrefetcher | SeveralPrefetchers, Callable[[Sequence[int]], list[int]]]],
+        share: int,
     ) -> None:
         self._parts = parts
         self.share = share

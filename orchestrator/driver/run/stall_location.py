@@ -21,7 +21,7 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class Stand:
+class StallLocation:
     """sentence: where a member stands; at: the line alone, None where it is not known; stacks: of each thread, as lines;
     seen_by: what has seen them."""
 
@@ -34,10 +34,10 @@ class Stand:
         return {"at": self.at, "why": self.sentence, "seen_by": self.seen_by, "stacks": self.stacks}
 
 
-def stand(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> Stand:
+def location(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> StallLocation:
     """seen: None of a member that was out of reach."""
     if seen is None or home is None:
-        return Stand("its stack is out of reach", None, [], "")
+        return StallLocation("its stack is out of reach", None, [], "")
     threads, seen_by = stacks.parse(seen.text), "faulthandler"
     if not threads:
         threads, seen_by = stacks.parse_spied(seen.spied), "py-spy"
@@ -46,7 +46,7 @@ def stand(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> Sta
     at = None if found is None else _line(*found, home)
     card = "it waits for its GPU" if stacks.waits_for_card(threads) else ""
     description = "; ".join(filter(None, [state, card, at])) or "its stack is not known"
-    return Stand(description, at, stacks.as_lines(threads), seen_by if threads else "")
+    return StallLocation(description, at, stacks.as_lines(threads), seen_by if threads else "")
 
 
 def _line(frame: Frame, is_users: bool, home: Home) -> str:

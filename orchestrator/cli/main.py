@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 
-from orchestrator.cli.answer import Answer, refused
 from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.command_result import CommandResult, refused
 from orchestrator.cli.command_table import COMMANDS, Command, the_command, usage
 from orchestrator.driver.terminal import console, signals
 from orchestrator.errors import Interrupted, OrchestratorError
@@ -46,11 +46,11 @@ def main() -> int:
         answer = _run(command, given)
     except OrchestratorError as error:
         console.tell(f"error: {error}")
-        answer = Answer(error.exit_code, refused(error, command.refused(given)) if given.as_json else None)
+        answer = CommandResult(error.exit_code, refused(error, command.refused(given)) if given.as_json else None)
     return answer.code if answer.stdout is None else console.answer(answer.stdout, answer.code)
 
 
-def _run(command: Command, arguments: Arguments) -> Answer:
+def _run(command: Command, arguments: Arguments) -> CommandResult:
     """Prints of a pipeline while it is imported go to stderr."""
     with _interruptible(), nullcontext() if command.speaks else redirect_stdout(sys.stderr):
         return command.run(arguments)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli import surroundings
+from orchestrator.cli import process_setup
 
-PRINTED = "import sys, warnings; from orchestrator.cli import surroundings; surroundings.prepare(); {}"
+PRINTED = "import sys, warnings; from orchestrator.cli import surroundings; process_setup.prepare(); {}"
 
 
 def done(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def done(code: str, *arguments: str, **variables: str) -> subprocess.CompletedPr
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_is_text_stays_as_it_is(text: str) -> None:
-    assert surroundings.as_utf8(text) == text
+    assert process_setup.as_utf8(text) == text
 
 
 @pytest.mark.slow
@@ -38,7 +38,9 @@ def test_arguments_in_utf8_are_taken_as_such_under_another_locale() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["error", "error::DeprecationWarning", "ignore::UserWarning,error"])
 def test_warnings_of_libraries_are_no_errors_and_that_is_said_once(wanted: str) -> None:
-    found = done("surroundings.prepare(); warnings.warn('old', DeprecationWarning); print('on')", PYTHONWARNINGS=wanted)
+    found = done(
+        "process_setup.prepare(); warnings.warn('old', DeprecationWarning); print('on')", PYTHONWARNINGS=wanted
+    )
     assert found.stdout == "on\n"
     assert found.stderr.count("note: warnings that are to be errors") == 1
     assert "DeprecationWarning: old" in found.stderr

@@ -15,7 +15,7 @@ from typing import Final
 _MOST_BYTES: Final = 2**20  # Ray puts the stacks behind them
 
 
-class LastWords:
+class StderrTail:
     """Those of one process."""
 
     def __init__(self, pid: int) -> None:
