@@ -101,91 +101,27 @@ class Worker:
         return run_manifest
 
     def _build(self) -> dict[str, Any]:
-        plan, device = self._plan, self._plan.run.compute.device
-        allocator.keep_freed_memory()
-        if device == "cuda":
-            cuda.start()
-            self._services.on_card(cuda.uuid())
-            self._services.heartbeat.times.use(CudaStamps())
-        self._prepare_thread()
-        if plan.run.compute.compiled:
-            inductor.start(device)
-        there = worker_device.opened(plan, self.regions, self._services.tell_slower)
-        self.regions = there.regions
+        plan = self._plan
+        self._prepare_process()
+        device = worker_device.opened(plan, self.regions, self._services.tell_slower)
+        self.regions = device.regions
         device_memory.limit(plan, self.regions)
-        in_stages = plan.cluster.members.stages > 1
         # A model in stages may be larger than a GPU: whole it is in host memory only.
-        whole_on = staging.Direct() if in_stages else there.staging
-        with phases.of("pipeline", "worker"):
-            kind = table.find(plan.run.pipeline)
-        if defines(kind, "on_evaluation"):
-            self._callbacks = Callbacks(plan, self._services.emit, self._services.start)
+        whole_on = staging.Direct() if self._is_staged else device.staging
+        self._workload = self._adapted(whole_on)
         self._services.heartbeat.beat("prepare")
-        with phases.of("data and model", "worker"):
-            self._workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)
-        notes = self._workload.begin(plan)
-        if self._services.tries_answers:  # one worker tells for all
-            for note in notes:
-                self._services.emit({"event": "device", "why": note})
-        construction.refuse_moving(self._workload.model, self._workload.buffer_rules, plan)
-        construction.refuse_compiled(self._workload.model, plan)
-        if self._services.tries_answers and (found := serving_trial.unfit(plan, self._workload)) is not None:
-            self._services.emit({"event": "unserved", **found})
-        if self._workload.batches.streams is not None:
-            _refuse_epochs(plan)
-        if self._workload.batches.is_live:
-            _refuse_live(plan)
-        self._services.heartbeat.beat("prepare")
-        began = time.time()
-        rules = self._workload.buffer_rules
-        replica = Replica(self._workload.model, whole_on, watches_all=not in_stages, rules=rules)
-        if plan.run.compute.compiled:
-            inductor.compile_model(self._workload.model)
-        if in_stages:  # it may be short of memory, and what the model took before is free now
-            allocator.give_back()
-        before = construction.make_contribution(plan.update.contribution)
-        optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
-        if not in_stages:  # else the whole model goes with its replica
-            self._held = lambda: device_memory.held(replica, optimizer, self.regions)
-        updater = Updater(self._workload, replica, optimizer, plan.update)
-        parts = WorkerContext(plan, self._workload, replica, updater, before, self._services, there)
-        if isinstance(there.staging, staging.Resident) and not in_stages:
-            why_not = self._workload.why_not_recorded
-            self._workload.graphs = ShardGraphs(
-                there.recorder, replica, there.staging, self._services.tell_slower, why_not
-            )
-        self._execution = execution(parts)
-        _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
-        self._services.heartbeat.beat("prepare")
-        phases.note("optimizer and memory", began, time.time(), "worker")
+        with phases.of("optimizer and memory", "worker"):
+            context = self._context(device, whole_on)
+            self._execution = execution(context)
+            _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
+            self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
-        monitors = plan.update.monitors_a_metric or plan.checkpoints.best is not None
-        if monitors and not self._workload.evaluation_batches:
-            who = "early_stopping, schedule=plateau and checkpoint.best"
-            raise ConfigurationError(
-                [f"{who} watch a metric, but datasets() returned no validation set"], code="evaluation.no-validation"
-            )
-        division = self._workload.samples.division
+        _refuse_unwatched(plan, self._workload)
         listing = getattr(self._workload.samples.dataset, "listing", None)
-        if (
-            in_stages and device == "cuda"
-        ):  # what is proved in host memory holds for any number; a generation sets it again
-            own = len(os.sched_getaffinity(0)) // plan.cluster.members.start
-            torch.set_num_threads(max(plan.run.compute.threads, own))
-        self._services.heartbeat.beat("admission")
-        with phases.of("admission", "worker"):
-            admitted = self._execution.admit(partial(self._prove, replica))
-            replica.forget()  # gradients of the proof, which a spare would hold as long as it waits
-            if device == "cuda" and (self._flops_per_sample is not None or in_stages):
-                self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
-        steps = plan.run.length(self._workload.samples.order.steps_of)
-        if steps <= plan.run.first_step:
-            raise ConfigurationError(
-                [f"run.epochs: {steps} steps in all, and the run begins after {plan.run.first_step} of them"],
-                "give the number of epochs in all",
-                code="begin.no-epochs-left",
-            )
+        admitted = self._admitted(context.replica)
+        steps = self._steps()
         self._workload.batches.verify_streams(steps)
+        division, layout = self._workload.samples.division, context.replica.layout
         return {
             **({} if division is None else {"partition": division.digest}),
             **self._subset(),
@@ -193,18 +129,102 @@ class Worker:
             "steps": steps,
             "samples": self._workload.samples.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
-            "layout": replica.layout.as_dict(),
-            "trained": len(replica.parameters),
+            "layout": layout.as_dict(),
+            "trained": len(context.replica.parameters),
             "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
-            "counters": replica.counter_names(),
-            "joined": list(replica.joined),
+            "counters": context.replica.counter_names(),
+            "joined": list(context.replica.joined),
             "shard_state": self._execution.keeps_shard_state,
             "initial_parameters": injection.at("initial parameters", None, model_digest(self._workload.model)),
             "compute": compute,
-            **self._portability(replica, updater),
-            "machine": determinism.machine(device) | self._compiler(),
+            **self._portability(context.replica, context.updater),
+            "machine": determinism.machine(plan.run.compute.device) | self._compiler(),
             **admitted,
         }
+
+    @property
+    def _is_staged(self) -> bool:
+        return self._plan.cluster.members.stages > 1
+
+    def _prepare_process(self) -> None:
+        compute = self._plan.run.compute
+        allocator.keep_freed_memory()
+        if compute.device == "cuda":
+            cuda.start()
+            self._services.on_card(cuda.uuid())
+            self._services.heartbeat.times.use(CudaStamps())
+        self._prepare_thread()
+        if compute.compiled:
+            inductor.start(compute.device)
+
+    def _adapted(self, whole_on: staging.Staging) -> PipelineAdapter:
+        """The pipeline with its data and model. Raises ConfigurationError where these do not suit the plan."""
+        plan = self._plan
+        with phases.of("pipeline", "worker"):
+            kind = table.find(plan.run.pipeline)
+        if defines(kind, "on_evaluation"):
+            self._callbacks = Callbacks(plan, self._services.emit, self._services.start)
+        self._services.heartbeat.beat("prepare")
+        with phases.of("data and model", "worker"):
+            workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)
+        notes = workload.begin(plan)
+        if self._services.tries_answers:  # one worker tells for all
+            for note in notes:
+                self._services.emit({"event": "device", "why": note})
+        construction.refuse_moving(workload.model, workload.buffer_rules, plan)
+        construction.refuse_compiled(workload.model, plan)
+        if self._services.tries_answers and (found := serving_trial.unfit(plan, workload)) is not None:
+            self._services.emit({"event": "unserved", **found})
+        if workload.batches.streams is not None:
+            _refuse_epochs(plan)
+        if workload.batches.is_live:
+            _refuse_live(plan)
+        return workload
+
+    def _context(self, device: worker_device.Device, whole_on: staging.Staging) -> WorkerContext:
+        """Replica, optimizer and updater, and recordings where a GPU computes the whole model."""
+        plan, workload = self._plan, self._workload
+        replica = Replica(workload.model, whole_on, watches_all=not self._is_staged, rules=workload.buffer_rules)
+        if plan.run.compute.compiled:
+            inductor.compile_model(workload.model)
+        if self._is_staged:  # it may be short of memory, and what the model took before is free now
+            allocator.give_back()
+        before = construction.make_contribution(plan.update.contribution)
+        optimizer = construction.make_optimizer(workload.pipeline, workload.model, plan)
+        if not self._is_staged:  # else the whole model goes with its replica
+            self._held = lambda: device_memory.held(replica, optimizer, self.regions)
+            if isinstance(device.staging, staging.Resident):
+                tell, why_not = self._services.tell_slower, workload.why_not_recorded
+                workload.graphs = ShardGraphs(device.recorder, replica, device.staging, tell, why_not)
+        updater = Updater(workload, replica, optimizer, plan.update)
+        return WorkerContext(plan, workload, replica, updater, before, self._services, device)
+
+    def _admitted(self, replica: Replica) -> dict[str, Any]:
+        """Prove that this worker computes the bits of the others; returns what they compare (rule B4)."""
+        compute = self._plan.run.compute
+        if self._is_staged and compute.device == "cuda":
+            # A proof in host memory holds for any number, and a generation sets it again.
+            own = len(os.sched_getaffinity(0)) // self._plan.cluster.members.start
+            torch.set_num_threads(max(compute.threads, own))
+        self._services.heartbeat.beat("admission")
+        with phases.of("admission", "worker"):
+            admitted = self._execution.admit(partial(self._prove, replica))
+            replica.forget()  # gradients of the proof, which a spare would hold as long as it waits
+            if compute.device == "cuda" and (self._flops_per_sample is not None or self._is_staged):
+                self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
+        return admitted
+
+    def _steps(self) -> int:
+        """The length of the run. Raises ConfigurationError where it begins behind its end."""
+        run = self._plan.run
+        steps = run.length(self._workload.samples.order.steps_of)
+        if steps <= run.first_step:
+            raise ConfigurationError(
+                [f"run.epochs: {steps} steps in all, and the run begins after {run.first_step} of them"],
+                "give the number of epochs in all",
+                code="begin.no-epochs-left",
+            )
+        return steps
 
     def become_spare(self) -> None:
         """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them,
@@ -255,7 +275,7 @@ class Worker:
         """Write the state of the run as a checkpoint of one part, between generations, when the driver is gone. Only a worker
         does so that has the whole state, complete, and has not written its part with all others as they stopped."""
         state, generation = self._state, self._left
-        if state is None or generation is None or not generation.writers or self._plan.cluster.members.stages > 1:
+        if state is None or generation is None or not generation.writers or self._is_staged:
             return
         run_state, progress = state.loop.run_state, state.progress
         if progress is None or not progress.evaluated or state.model_state.keeps_shard_state:
@@ -347,7 +367,7 @@ class Worker:
             *(self._plan, services, execution.model_state, execution.boundary, loop, timing, self._callbacks),
             self._digests,
         )
-        if state.model_state.keeps_shard_state or self._plan.cluster.members.stages > 1:
+        if state.model_state.keeps_shard_state or self._is_staged:
             state.keep_initial()
         return state
 
@@ -457,6 +477,16 @@ class Worker:
         if self._loaders is not None:
             self._loaders.forget()
             self._workload.batches.use_loaders(self._loaders, shards, steps)
+
+
+def _refuse_unwatched(plan: Plan, workload: PipelineAdapter) -> None:
+    """Raises ConfigurationError where something watches a metric that nobody computes."""
+    monitors = plan.update.monitors_a_metric or plan.checkpoints.best is not None
+    if monitors and not workload.evaluation_batches:
+        who = "early_stopping, schedule=plateau and checkpoint.best"
+        raise ConfigurationError(
+            [f"{who} watch a metric, but datasets() returned no validation set"], code="evaluation.no-validation"
+        )
 
 
 def _refuse_epochs(plan: Plan) -> None:
