@@ -45,7 +45,7 @@ from orchestrator.optim.schedules import SCHEDULES
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
-from orchestrator.provenance.tracking.store import absolute, database_of
+from orchestrator.provenance.tracking.addresses import absolute, database_of
 from orchestrator.records import input_audit, loggers, redaction
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source

@@ -13,7 +13,8 @@ from pathlib import Path
 from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import OrchestratorError
 from orchestrator.provenance.tracking import Store, Tracker, default_uri, outbox
-from orchestrator.provenance.tracking.store import database_of, reason
+from orchestrator.provenance.tracking.addresses import database_of
+from orchestrator.provenance.tracking.store_errors import reason
 
 
 @dataclass(frozen=True)

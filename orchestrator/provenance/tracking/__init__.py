@@ -1,5 +1,13 @@
 """MLflow, and nothing else imports mlflow: one client, in the driver, buffered."""
 
+from orchestrator.provenance.tracking.addresses import (
+    default_uri,
+    experiment_page,
+    is_of_this_machine,
+    is_server,
+    run_page,
+    server_command,
+)
 from orchestrator.provenance.tracking.store import (
     DIGEST_OF_BEST,
     EXECUTION,
@@ -10,14 +18,8 @@ from orchestrator.provenance.tracking.store import (
     Driving,
     Past,
     Store,
-    default_uri,
-    experiment_page,
     identity_of_process,
-    is_of_this_machine,
-    is_server,
     orphaned,
-    run_page,
-    server_command,
 )
 from orchestrator.provenance.tracking.tracker import Tracker
 

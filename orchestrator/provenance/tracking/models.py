@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.provenance.tracking.addresses import is_server
 from orchestrator.provenance.tracking.client import Client
-from orchestrator.provenance.tracking.store import DIGEST_OF_BEST, USER, Store, is_server, reason
+from orchestrator.provenance.tracking.store import DIGEST_OF_BEST, USER, Store
+from orchestrator.provenance.tracking.store_errors import reason
 
 LOADER = "orchestrator.worker.serving"
 # The name of a run's logged model: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients

@@ -11,23 +11,21 @@ import logging
 import math
 import os
 import pwd
-import re
 import shutil
 import socket
-import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-from urllib.parse import quote, unquote
 
 from orchestrator.common import locks, processes
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.provenance.tracking import database_client, empty, lean, names, tables
+from orchestrator.provenance.tracking import database_client, empty, lean, names, store_errors, tables
+from orchestrator.provenance.tracking.addresses import absolute, as_opened, database_of, default_uri, is_server
 from orchestrator.provenance.tracking.client import Client
 from orchestrator.provenance.tracking.database_client import DatabaseClient
 from orchestrator.provenance.tracking.rebase import rebase
@@ -37,10 +35,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
 
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
-_SQLITE = "sqlite:///"
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
-_VIEW = "?workflowType=machine_learning"  # of MLflow's pages; the other one is about GenAI
-_FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
 _MLFLOWS_OWN = "Default"  # the experiment that it makes in each new store
 _OF_ANY_STAGE = 3  # ViewType.ALL
 USER = "mlflow.user"
@@ -52,21 +47,6 @@ DIGEST_OF_BEST = "best_digest"  # of a run whose model is not that of its last s
 EXECUTION = "system/"  # begins a metric that says how a run was executed: MLflow's pages have those apart from results
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
 _BEAT = "orchestrator.beat"  # grows while a driver lives, of a run with which another machine may go on
-
-
-def is_server(uri: str | None) -> bool:
-    """Whether the store is behind an MLflow server, which keeps the artifacts too."""
-    return uri is not None and uri.startswith(("http://", "https://"))
-
-
-def is_of_this_machine(place: str) -> bool:
-    """Whether a store or artifacts at this address lie in a file or a folder, which other machines do not have."""
-    return place.startswith(("sqlite:", "file:")) or (":" not in place and not place.startswith("databricks"))
-
-
-def default_uri(folder: Path) -> str:
-    """The store inside the project's `.orchestrator` folder."""
-    return uri_of(folder.resolve() / "mlflow.db")
 
 
 @dataclass(frozen=True)
@@ -213,7 +193,7 @@ class Store:
 
     def usable(self) -> AbstractContextManager[None]:
         """Inside the block, a store that refuses what it is asked for is a ConfigurationError."""
-        return _usable(self.uri)
+        return store_errors.usable(self.uri)
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created when it is new, with artifacts in the project's folder. Raises ConfigurationError
@@ -227,7 +207,7 @@ class Store:
                 place = self._artifacts if local else None
                 return str(self.client.create_experiment(name, artifact_location=place, tags=dict([_KIND])))
             except Exception as error:  # another launch made it in the meantime
-                if not _is_of_mlflow(error):
+                if not store_errors.is_of_mlflow(error):
                     raise
                 found = self.client.get_experiment_by_name(name)
                 if found is None:
@@ -447,42 +427,6 @@ def orphaned(run_id: str) -> str:
     return f"run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
 
 
-def database_of(uri: str) -> Path | None:
-    """The file of a store in SQLite, beside which its artifacts lie; it may be another project's."""
-    return Path(unquote(uri.removeprefix(_SQLITE).partition("?")[0])) if uri.startswith(_SQLITE) else None
-
-
-def uri_of(database: Path) -> str:
-    """The address of a store in this file. Only what would mean something else in an address is written as its number."""
-    return f"{_SQLITE}{str(database).replace('%', '%25').replace('?', '%3F')}"
-
-
-def as_opened(uri: str) -> str:
-    """The address that MLflow is to open. It makes the folder that it reads in an address without its numbers, which is another
-    one beside the store's where there are some; by way of this process there are none. Good as long as this process lives."""
-    database = database_of(uri)
-    place, mark, query = uri.removeprefix(_SQLITE).partition("?")
-    if database is None or str(database) == place:
-        return uri
-    found = database.parent.stat()
-    held = _held(database.parent, found.st_dev, found.st_ino)
-    return f"{_SQLITE}/proc/{os.getpid()}/fd/{held}/{quote(database.name)}{mark}{query}"
-
-
-@cache
-def _held(folder: Path, *_place: int) -> int:
-    """A descriptor of the folder, which stays open."""
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def absolute(uri: str) -> str:
-    """The same place from any folder: a rerun is launched in another one than the command was typed in."""
-    place = uri.removeprefix(_SQLITE)
-    if uri.startswith(_SQLITE):
-        return uri if place.startswith((":", "?", "/")) else f"{uri_of(Path.cwd())}/{place}"
-    return uri if ":" in uri or uri.startswith("databricks") else str(Path(uri).absolute())
-
-
 def _silence() -> None:
     """No telemetry, no git calls, no banner, no progress bars, no addresses; before MLflow is imported."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -499,27 +443,8 @@ def _silence() -> None:
     )  # it tells of what it raises, with a traceback
 
 
-def run_page(address: str, experiment_id: str, run_id: str) -> str:
-    """The charts of a run at a server. A browser that was never told what this server is used for shows GenAI otherwise,
-    whatever the experiment's kind."""
-    return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}/model-metrics{_VIEW}"
-
-
-def experiment_page(address: str, experiment_id: str) -> str:
-    """The list of an experiment's runs."""
-    return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs{_VIEW}"
-
-
-def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that shows a store in a browser, on this machine alone, and the environment that it needs. As it comes it
-    takes 11 s and 2.5 GB; with one worker and no job runner it is 6 s and 0.5 GB."""
-    options = ["--backend-store-uri", as_opened(uri), "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    light = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-    return [sys.executable, "-m", "mlflow", "ui", *options], light
-
-
 def _open(uri: str) -> Any:
-    with lean.importing(), _usable(uri):
+    with lean.importing(), store_errors.usable(uri):
         import mlflow
 
         opened = as_opened(uri)
@@ -531,72 +456,15 @@ def _open(uri: str) -> Any:
 def _make_tables(uri: str, artifacts: str) -> None:
     """And MLflow's default experiment, whose artifacts lie there. Left to itself MLflow writes the working directory into a
     statement, in which some of its characters end a text."""
-    with lean.importing(), _usable(uri):
+    with lean.importing(), store_errors.usable(uri):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         SqlAlchemyStore(as_opened(uri), artifacts)  # type: ignore[no-untyped-call]
 
 
-@contextmanager
-def _usable(uri: str) -> Iterator[None]:
-    """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, (sqlite3.Error, OSError, ValueError)) and not _is_of_mlflow(error):
-            raise
-        if is_server(uri):
-            what, remedy = f"the MLflow server {uri} cannot be used", "start it, mend its address, or"
-        else:
-            what, remedy = f"the MLflow store {uri} cannot be used", "see to its place, or"
-        raise ConfigurationError(
-            [f"tracking.uri: {what}: {reason(error)}"],
-            f"{remedy} leave tracking.uri out for the project's own store",
-            code="mlflow.unusable",
-        ) from error
-
-
-def _is_of_mlflow(error: Exception) -> bool:
-    if "mlflow" not in sys.modules:
-        return False
-    from mlflow.exceptions import MlflowException
-
-    return isinstance(error, MlflowException)
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether the store takes this never, whenever it is told."""
-    if isinstance(error, OSError):
-        return False
-    return isinstance(error, ValueError | TypeError) or _code(error) == "INVALID_PARAMETER_VALUE"
-
-
-def has_answered(error: Exception) -> bool:
-    """Whether there is a store that may take something else."""
-    if isinstance(error, OSError):  # of a file; those of requests have no number
-        return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
-    return is_refusal(error) or _code(error) == "BAD_REQUEST" or type(error).__name__ == "RestException"
-
-
-def _code(error: Exception) -> str | None:
-    return str(getattr(error, "error_code", None)) if _is_of_mlflow(error) else None
-
-
 def infinite(value: float) -> float:
     """A metric as it was: MLflow keeps the largest number in the place of what is infinite."""
     return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
-
-
-def reason(error: BaseException) -> str:
-    """On one line. SQLAlchemy begins some of its messages with an advice to programmers; urllib3 tells of its objects."""
-    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
-    if not lines:
-        return type(error).__name__
-    if "Max retries exceeded with url" not in lines[0]:
-        return lines[0]
-    found = _FROM_SYSTEM.search(lines[0])
-    why = found[1] if found else "not in time" if "timed out" in lines[0] else lines[0]
-    return f"no answer from the server: {why}"
 
 
 def _is_orphan(tags: Mapping[str, str]) -> bool:

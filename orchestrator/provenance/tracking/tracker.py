@@ -23,12 +23,10 @@ from orchestrator.provenance.tracking.models import ModelFolder, ModelLog, Regis
 from orchestrator.provenance.tracking.outbox import Item, Outbox
 from orchestrator.provenance.tracking.store import (
     Store,
-    has_answered,
     identity_of_process,
     infinite,
-    is_refusal,
-    reason,
 )
+from orchestrator.provenance.tracking.store_errors import has_answered, is_refusal, reason
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

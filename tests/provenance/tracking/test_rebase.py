@@ -15,7 +15,8 @@ import pytest
 
 from orchestrator.common.tested_versions import Tables
 from orchestrator.provenance.tracking import Store, Tracker, rebase
-from orchestrator.provenance.tracking.store import absolute, accounts, user
+from orchestrator.provenance.tracking.addresses import absolute
+from orchestrator.provenance.tracking.store import accounts, user
 from tests.refusals import refused
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.provenance import tracking
 from orchestrator.provenance.tracking.outbox import FILE, read
-from orchestrator.provenance.tracking.store import reason
+from orchestrator.provenance.tracking.store_errors import reason
 from orchestrator.provenance.tracking.tracker import Tracker
 
 

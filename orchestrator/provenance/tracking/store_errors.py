@@ -1,0 +1,71 @@
+"""The errors of MLflow's store: as one of ours that names the store, as one line, and whether another try may succeed."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.provenance.tracking.addresses import is_server
+
+_FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
+
+
+@contextmanager
+def usable(uri: str) -> Iterator[None]:
+    """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, (sqlite3.Error, OSError, ValueError)) and not is_of_mlflow(error):
+            raise
+        if is_server(uri):
+            what, remedy = f"the MLflow server {uri} cannot be used", "start it, mend its address, or"
+        else:
+            what, remedy = f"the MLflow store {uri} cannot be used", "see to its place, or"
+        raise ConfigurationError(
+            [f"tracking.uri: {what}: {reason(error)}"],
+            f"{remedy} leave tracking.uri out for the project's own store",
+            code="mlflow.unusable",
+        ) from error
+
+
+def is_of_mlflow(error: Exception) -> bool:
+    if "mlflow" not in sys.modules:
+        return False
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the store takes this never, whenever it is told."""
+    if isinstance(error, OSError):
+        return False
+    return isinstance(error, ValueError | TypeError) or _code(error) == "INVALID_PARAMETER_VALUE"
+
+
+def has_answered(error: Exception) -> bool:
+    """Whether there is a store that may take something else."""
+    if isinstance(error, OSError):  # of a file; those of requests have no number
+        return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
+    return is_refusal(error) or _code(error) == "BAD_REQUEST" or type(error).__name__ == "RestException"
+
+
+def _code(error: Exception) -> str | None:
+    return str(getattr(error, "error_code", None)) if is_of_mlflow(error) else None
+
+
+def reason(error: BaseException) -> str:
+    """On one line. SQLAlchemy begins some of its messages with an advice to programmers; urllib3 tells of its objects."""
+    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
+    if not lines:
+        return type(error).__name__
+    if "Max retries exceeded with url" not in lines[0]:
+        return lines[0]
+    found = _FROM_SYSTEM.search(lines[0])
+    why = found[1] if found else "not in time" if "timed out" in lines[0] else lines[0]
+    return f"no answer from the server: {why}"
