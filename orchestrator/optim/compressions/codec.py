@@ -6,7 +6,7 @@
 
 One rule keeps every method exact: contributions are held until the vote and encoded after it. Each result is free of the
 order and grouping of shards (an exact sum, a sum of integers, or payloads that are decoded in the order of shards), so no bit
-depends on who hosts what. A method keeps nothing between calls: what it needs from step to step are `replicated` tensors,
+depends on who hosts what. A method keeps nothing between steps: what it needs from step to step are `replicated` tensors,
 equal at all workers, and what a shard keeps (error feedback): what is left in `Held.tensors` after the last phase is encoded.
 Both are saved, and move with workers and shards.
 

@@ -60,6 +60,8 @@ class LowRank:
         ]
         second = [columns * rank for _, columns in self._matrices.values()]
         whole = [math.prod(shape) for shape in model.shapes]
+        # Those of the last result, for which `encode` and `decode` ask.
+        self._bases: tuple[Result, dict[int, torch.Tensor]] | None = None
         self._warmup, self._reset = (warmup, reset) if self._matrices else (0, None)
         phases = [Means(tuple(first), takes_part=self._is_compressed)]
         if self._matrices:
@@ -91,7 +93,7 @@ class LowRank:
             seen = torch.empty(columns * self._rank)
             results[_RIGHT].write(number, seen)
             right = seen.view(columns, self._rank)
-            left = there(self._left(results[_LEFT], i), mean[i])
+            left = there(self._lefts(results[_LEFT])[i], mean[i])
             mean[i].view(rows, columns).copy_(left @ there(right, mean[i]).t())
             following[str(i)] = self._basis(right, i, agreement.step)
         for i, out in enumerate(mean):
@@ -132,7 +134,7 @@ class LowRank:
         return Rows(rows, largest)
 
     def _second(self, agreement: Agreement, held: Sequence[Held], first: Result) -> Rows:
-        lefts = {i: self._left(first, i) for i in self._matrices}
+        lefts = self._lefts(first)
         largest = [_bound(agreement.largest[i], left) for i, left in lefts.items()]
         lefts = _beside(held, lefts)
         rows = []
@@ -150,6 +152,12 @@ class LowRank:
                     each.tensors[i] = (matrix - lefts[i] @ right.t()).reshape(-1)
             rows.append(row)
         return Rows(rows, largest)
+
+    def _lefts(self, first: Result) -> dict[int, torch.Tensor]:
+        """The orthonormal bases B of all matrices."""
+        if self._bases is None or self._bases[0] is not first:
+            self._bases = first, {i: self._left(first, i) for i in self._matrices}
+        return self._bases[1]
 
     def _left(self, first: Result, i: int) -> torch.Tensor:
         """The orthonormal basis B of a matrix."""
