@@ -1,6 +1,6 @@
 """Opens a member's device before its first generation. If sums stay there, it has memory that peers map, and kernels. If only
 contributions do, which are compressed or clipped, what is made of them is added up in host memory. A compression has kernels
-that round.
+that round and add up what a worker hosts.
 
 Without kernels operations of torch give their bits. If memory cannot be shared, the run goes on as with a device whose
 gradients leave for host memory: the same bits, slower. The member tells so once. Sums that are not exact would have other bits
@@ -23,7 +23,6 @@ from orchestrator.numerics import staging
 from orchestrator.numerics.device import compiling
 from orchestrator.numerics.device.compiling import CompilationFailed
 from orchestrator.numerics.device.kernels import Kernels, Operations, Plain
-from orchestrator.numerics.levels import Quantizer
 from orchestrator.numerics.staging import Staging
 from orchestrator.worker.model.shard_graphs import CudaRecorder, Recorder
 
@@ -42,7 +41,7 @@ class Device(NamedTuple):
     regions: Regions  # memory that peers map: there, or in host memory
     kernels: Kernels | None = None  # that add there; None: sums are made in host memory
     recorder: Recorder | None = None  # of passes, where they are to be recorded
-    quantizer: Quantizer | None = None  # of contributions that are compressed there
+    encoding: Kernels | None = None  # that round and add up contributions which are compressed there
 
 
 def opened(plan: Plan, regions: Regions, tell: Callable[[str], None]) -> Device:
@@ -53,8 +52,8 @@ def opened(plan: Plan, regions: Regions, tell: Callable[[str], None]) -> Device:
     if found is None and not plan.encodes_on_device:
         return Device(staging.on(device), regions)
     recorder = CudaRecorder() if plan.run.compute.graphs else None
-    quantizer = None if plan.update.compression is None else _kernels(tell)
-    there = Device(staging.Resident(torch.device(device)), regions, recorder=recorder, quantizer=quantizer)
+    encoding = None if plan.update.compression is None else _kernels(tell)
+    there = Device(staging.Resident(torch.device(device)), regions, recorder=recorder, encoding=encoding)
     return there if found is None else there._replace(regions=found.regions, kernels=found.kernels)
 
 

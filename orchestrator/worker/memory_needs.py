@@ -12,7 +12,9 @@ from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.config.plan import Plan
 from orchestrator.numerics.layout import Layout
 from orchestrator.worker.asynchronous import footprint as free_footprint
+from orchestrator.worker.model import construction
 from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
+from orchestrator.worker.step.carriers import bytes_beside
 from orchestrator.worker.voting import footprint
 from orchestrator.worker.voting.footprint import Needed, sums_of
 
@@ -50,8 +52,15 @@ def _needs_of(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedule) -
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
     if not plan.lockstep:
         return partial(free_footprint.worker_needs, layout, schedule, plan, parameters=parameters)
-    feedback = run_manifest["shard_state"]
-    return partial(footprint.worker_needs, layout, schedule, plan, parameters=parameters, feedback=feedback)
+    feedback, beside = run_manifest["shard_state"], _sums_beside(run_manifest, plan, layout)
+    needs = partial(footprint.worker_needs, layout, schedule, plan, parameters=parameters)
+    return partial(needs, feedback=feedback, beside=beside)
+
+
+def _sums_beside(run_manifest: Mapping[str, Any], plan: Plan, layout: Layout) -> int:
+    """The bytes of its GPU in which a worker adds up what a compression makes of its shards' contributions."""
+    codec = construction.make_codec(plan, layout, run_manifest["trained"]) if plan.encodes_on_device else None
+    return 0 if codec is None else bytes_beside(codec)
 
 
 def of_servers(run_manifest: Mapping[str, Any], plan: Plan, schedule: Schedule) -> list[int]:
@@ -69,4 +78,4 @@ def of_a_spare(run_manifest: Mapping[str, Any], plan: Plan) -> int:
         return 0
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
     waiting = 0 if plan.lockstep else free_footprint.waiting_bytes(layout, plan)
-    return footprint.waiting_bytes(layout, plan, parameters) + waiting
+    return footprint.waiting_bytes(layout, plan, parameters) + waiting + _sums_beside(run_manifest, plan, layout)

@@ -233,8 +233,8 @@ class LockstepStrategy(_Unsplit):
         if codec is None:
             return DirectSum(layout, self._memory, states, context.device.kernels)
         statistics = [statistic.numel() for statistic in context.replica.statistics]
-        shards, quantizer = context.plan.data.shards, context.device.quantizer
-        carriers = Carriers(codec, statistics, shards, context.device.regions, staging=encoding, quantizer=quantizer)
+        shards, there = context.plan.data.shards, context.device
+        carriers = Carriers(codec, statistics, shards, there.regions, staging=encoding, kernels=there.encoding)
         copies = context.device.recorder is not None  # whose passes leave each gradient in the same memory
         return CompressedSum(codec, carriers, layout, result, states, copies=copies)
 

@@ -182,7 +182,7 @@ def encode_apart(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = No
         monkeypatch.setattr(module, "in_host_memory", lambda tensor: tensor not in there)
 
     def opened(_: object, regions: Regions, __: object) -> device.Device:
-        return device.Device(WatchedResident(there), regions, recorder=recorder, quantizer=host.kernels())
+        return device.Device(WatchedResident(there), regions, recorder=recorder, encoding=host.kernels())
 
     monkeypatch.setattr(device, "opened", opened)
     plain_fitted = shard_states.fitted

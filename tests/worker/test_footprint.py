@@ -14,11 +14,15 @@ from orchestrator.common.values import sized
 from orchestrator.config.resolve import resolve
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.numerics.staging import Resident
 from orchestrator.optim import optimizers
+from orchestrator.optim.compressions import COMPRESSIONS
+from orchestrator.optim.compressions.codec import Model
 from orchestrator.worker import memory_needs
 from orchestrator.worker.asynchronous import footprint as free_footprint
 from orchestrator.worker.pipeline_parallel import border_memory
 from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
+from orchestrator.worker.step.carriers import Carriers, bytes_beside
 from orchestrator.worker.voting import footprint
 from orchestrator.worker.voting.footprint import Needed, region_bytes
 from tests.comm.topologies.cases import NAMES, variants
@@ -244,7 +248,7 @@ def _on_cards(**settings: Any) -> Any:
 
 
 SIZE = LAYOUT.size
-MANIFEST = {"parameters": SIZE, "layout": LAYOUT.as_dict(), "shard_state": False}
+MANIFEST = {"parameters": SIZE, "trained": 1, "layout": LAYOUT.as_dict(), "shard_state": False}
 
 
 def test_on_a_card_no_gradient_waits_and_nothing_is_in_host_memory() -> None:
@@ -318,6 +322,36 @@ def test_contributions_that_are_compressed_are_held_on_the_card(feedback: bool, 
     compressed = _on_cards(compression={"name": "topk", "ratio": 0.1}, shards=6)
     (kept,) = memory_needs.by_stage({**MANIFEST, "shard_state": feedback}, compressed)
     assert kept == Needed(0, (3 * each + 4 + 4 + 4 + 8) * SIZE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("quantize", {}), ("quantize", {"bits": 16}), ("topk", {}), ("powersgd", {}), ("powersgd", {"reset": 2})],
+    ids=str,
+)
+def test_the_sums_of_a_compression_on_the_card_are_foretold(name: str, options: dict[str, Any]) -> None:
+    """In the footprint of a worker, and of a spare, which has prepared them."""
+    taken: list[int] = []
+
+    class Counted(Resident):
+        def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+            taken.append(elements * dtype.itemsize)
+            return super().empty(elements, dtype)
+
+    shapes = ((70, 90), (9000,), (3, 4, 5))
+    codec = COMPRESSIONS.build(name, options)(Model(shapes, 8, 0))
+    assert codec is not None
+    Carriers(codec, (), 8, LocalRegions(), staging=Counted(torch.device("cpu")))
+    assert bytes_beside(codec) == sum(taken)
+    layout = Layout.of([(str(shape), torch.empty(shape, device="meta")) for shape in shapes])
+    manifest = {**MANIFEST, "layout": layout.as_dict(), "trained": len(shapes)}
+    with_it, without = (
+        _on_cards(compression={"name": each, **given}, shards=8)
+        for each, given in ((name, options), ("topk", {"error_feedback": False}))
+    )
+    needed = [memory_needs.by_stage(manifest, plan)[0].card for plan in (with_it, without)]
+    waiting = [memory_needs.of_a_spare(manifest, plan) for plan in (with_it, without)]
+    assert needed[0] - needed[1] == waiting[0] - waiting[1] == sum(taken)
 
 
 @pytest.mark.parametrize(("masked", "here"), [(False, 16), (True, 24)])

@@ -3,8 +3,8 @@
     load    a worker puts its shards' rows into its contribution, rounded so that sums are exact
     carry   all members add up; a worker gets the means, a server (which loads nothing) only takes part
 
-Sums are made in host memory. Rows on a device are encoded there, and only what is sent leaves it. Results are decoded where
-they are written.
+Sums are made in host memory. Rows on a device are encoded there, and those of a worker are added up there: only what is sent
+leaves it. Results are decoded where they are written.
 
 Phases follow the vote, so every member knows the largest magnitudes over all shards. Each phase rounds to what suits this
 very step, and none is ever repeated. The running statistics of normalisation layers are not compressed; their exact means are
@@ -23,11 +23,13 @@ from orchestrator.comm.collectives import COMPRESSED, Exchange, Memory
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.base import Regions
 from orchestrator.numerics import chosen, levels
+from orchestrator.numerics.device import kernels as device
+from orchestrator.numerics.device.kernels import Kernels
 from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator, in_host_memory
 from orchestrator.numerics.fixed_point import divided
 from orchestrator.numerics.grid import Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
-from orchestrator.numerics.staging import Direct, Staging, collected
+from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.optim.compressions.codec import Codec, Held, Largest, Levels, Means, Phase, Result, Rows
 
 _HERE: Final = Direct()
@@ -57,10 +59,10 @@ class Carriers:
         regions: Regions,  # the memory that members exchange through
         *,
         staging: Staging | None = _HERE,  # to the device on which rows are; None at a server, which has none
-        quantizer: levels.Quantizer | None = None,  # on that device; None: operations of torch
+        kernels: Kernels | None = None,  # on that device; None: operations of torch
     ) -> None:
         phases: list[Phase] = [*([Means(tuple(statistics))] if statistics else []), *codec.phases]
-        self.all = [_carrier(phase, shards, regions, staging, quantizer) for phase in phases]
+        self.all = [_carrier(phase, shards, regions, staging, kernels) for phase in phases]
         self._phases = phases
         self.statistics = len(statistics)
         self.of_statistics = self.all[0] if statistics else None
@@ -91,13 +93,13 @@ class _LevelsCarrier:
         shards: int,  # as `Carriers`
         regions: Regions,  # as `Carriers`
         staging: Staging | None,  # as `Carriers`
-        quantizer: levels.Quantizer | None,  # as `Carriers`
+        kernels: Kernels | None,  # as `Carriers`
     ) -> None:
         layout = _flat(phase.elements)
         sums = FEW_LEVELS[phase.bits]
         self.memory = Memory(layout, regions, sums=sums, contributes=staging is not None)
         self._levels = levels.levels_of(phase.bits, shards)
-        self._quantizer = quantizer
+        self._quantizer = kernels
         self._own = _where_rows_are(self.memory, staging)
         self._apart = self._own is not self.memory.contribution
         self._contributed = [] if staging is None else layout.views(self._own)
@@ -124,11 +126,24 @@ class _LevelsCarrier:
 
 
 class _MeansCarrier:
-    def __init__(self, phase: Means, shards: int, regions: Regions, staging: Staging | None) -> None:
+    def __init__(
+        self,
+        phase: Means,  # that it carries
+        shards: int,  # as `Carriers`
+        regions: Regions,  # as `Carriers`
+        staging: Staging | None,  # as `Carriers`
+        kernels: Kernels | None,  # as `Carriers`
+    ) -> None:
         layout = _flat(phase.elements)
         self.memory = Memory(layout, regions, sums=MEANS, contributes=staging is not None)
         self._shards = shards
-        self._accumulator = None if staging is None else Accumulator(layout, self.memory.contribution, exact=True)
+        self._total = _where_rows_are(self.memory, staging)
+        self._apart = self._total is not self.memory.contribution
+        self._accumulator: Accumulator | device.Accumulator | None = None
+        if self._apart:
+            self._accumulator = device.Accumulator(layout, self._total, kernels or device.Operations())
+        elif staging is not None:
+            self._accumulator = Accumulator(layout, self._total, exact=True)
         self._means = layout.views(self.memory.result)
 
     def suit(self, schedule: Schedule, rank: int) -> None:
@@ -142,8 +157,10 @@ class _MeansCarrier:
         grid = Grid(tuple(exponents), self._shards)
         self._accumulator.clear()
         for each, row in zip(held, rows.rows, strict=True):
-            self._accumulator.add(_brought(row), each.weight, grid)
+            self._accumulator.add(row, each.weight, grid)
         self._accumulator.complete()
+        if self._apart:
+            self.memory.contribution.copy_(self._total)
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
         exchange.add_up(self.memory, step, 0, phase, total_weight)
@@ -216,19 +233,25 @@ class _MeansResult:
         self._means = means
 
     def write(self, i: int, out: torch.Tensor) -> None:
-        out.copy_(self._means[i])
+        out.copy_(self._means[i], non_blocking=True)  # the next contribution leaves the device after that
 
 
-def _carrier(
-    phase: Phase, shards: int, regions: Regions, staging: Staging | None, quantizer: levels.Quantizer | None
-) -> Carrier:
+def _carrier(phase: Phase, shards: int, regions: Regions, staging: Staging | None, kernels: Kernels | None) -> Carrier:
     """As `Carriers`."""
     if isinstance(phase, Levels):
-        return _LevelsCarrier(phase, shards, regions, staging, quantizer)
+        return _LevelsCarrier(phase, shards, regions, staging, kernels)
     if isinstance(phase, Largest):
         return _LargestCarrier(phase)
     assert isinstance(phase, Means), "a phase is one of three kinds"
-    return _MeansCarrier(phase, shards, regions, staging)
+    return _MeansCarrier(phase, shards, regions, staging, kernels)
+
+
+def bytes_beside(codec: Codec) -> int:
+    """The bytes that the carriers of a codec take on a device, where rows are."""
+    kinds = [(phase, FEW_LEVELS[phase.bits] if isinstance(phase, Levels) else MEANS) for phase in codec.phases]
+    return sum(
+        _flat(phase.elements).size * sums.dtype.itemsize for phase, sums in kinds if not isinstance(phase, Largest)
+    )
 
 
 def _where_rows_are(memory: Memory, staging: Staging | None) -> torch.Tensor:
@@ -238,18 +261,6 @@ def _where_rows_are(memory: Memory, staging: Staging | None) -> torch.Tensor:
     if staging.device.type == "cuda":
         memory.page_lock()
     return staging.empty(memory.contribution.numel(), memory.contribution.dtype).zero_()
-
-
-def _brought(row: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """The row in host memory. One wait brings all that lies on a device."""
-    found = [tensor for tensor in row if tensor is not None]
-    if not found or in_host_memory(found[0]):
-        return row
-    ends = list(itertools.accumulate(tensor.nbytes for tensor in found))
-    starts = [end - tensor.nbytes for end, tensor in zip(ends, found, strict=True)]
-    whole = collected(ends[-1], list(zip(starts, found, strict=True))).view(torch.float32)
-    parts = iter(torch.split(whole, [tensor.numel() for tensor in found]))
-    return [None if tensor is None else next(parts) for tensor in row]
 
 
 def _flat(elements: Sequence[int]) -> Layout:

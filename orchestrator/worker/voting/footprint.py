@@ -66,22 +66,23 @@ def worker_needs(
     *,
     parameters: int,
     feedback: bool = False,
+    beside: int = 0,
     ranks: Sequence[int] | None = None,
 ) -> Needed:
     """The memory that the worker that needs most has for parameters, gradients, sums and the state of the optimizer.
-    parameters: elements, frozen ones too; feedback: whether shards keep what a compression drops; ranks: the workers that are
-    looked at, None for all."""
+    parameters: elements, frozen ones too; feedback: whether shards keep what a compression drops; beside: the bytes of its own
+    sums on a GPU; ranks: the workers that are looked at, None for all."""
     trained = sum(slot.elements for slot in layout.slots)
     held = _held_bytes(layout, schedule, plan, trained, feedback=feedback)
     summing = _summing_bytes(layout, schedule, plan, ranks)
-    beside: float = (plan.update.clip is not None) + (remembered(plan) or 0)
+    kept: float = (plan.update.clip is not None) + (remembered(plan) or 0)
     local = plan.update.local
     if local is not None:  # where the round began, and what the local optimizer remembers
-        beside += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
-    model = round((parameters + trained * beside) * _FLOAT32)
+        kept += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
+    model = round((parameters + trained * kept) * _FLOAT32)
     if plan.run.compute.device == "cpu":
         return Needed(held + summing + model)
-    return Needed(0, held + summing + model) if plan.sums_stay_on_device else Needed(summing, held + model)
+    return Needed(0, held + summing + model) if plan.sums_stay_on_device else Needed(summing, held + beside + model)
 
 
 def waiting_bytes(layout: Layout, plan: Plan, parameters: int) -> int:
