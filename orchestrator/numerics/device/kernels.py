@@ -167,7 +167,7 @@ class Accumulator:
             self._anchors.copy_(anchors)
 
     def recording(self, shards: int) -> AbstractContextManager[object]:
-        """Within the block as many shards are added by what is recorded, to be done again behind it. Gives what has to live as
+        """Within the block as many shards are added by what is recorded, to be replayed behind it. Gives what has to live as
         long as the recording."""
         return self._add.recording(shards)
 

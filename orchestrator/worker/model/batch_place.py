@@ -37,7 +37,7 @@ class BatchPlace:
         self.copy(tensors)
 
     def load(self, arriving: Arriving, tensors: Sequence[torch.Tensor]) -> Any:
-        """Put a micro-batch there; returns it there. In the stream that computes, so that the repetition before has read what
+        """Put a micro-batch there; returns it there. In the stream that computes, so that the replay before has read what
         lay there. tensors: of the batch in host memory."""
         nearest = arriving.nearest()
         if nearest is not arriving.host:

@@ -51,12 +51,12 @@ class Call(NamedTuple):
         return loss, mean, weight
 
     def judged_late(self, returned: Any) -> tuple[torch.Tensor, float | torch.Tensor, float] | None:
-        """As `judged`, of a repetition. The loss is not looked at, and may be infinite or NaN, unless its weight is on the
+        """As `judged`, of a replay. The loss is not looked at, and may be infinite or NaN, unless its weight is on the
         device, too, for which this waits."""
         if is_late(returned[1], returned[0]):
             return self.judged(returned)
         loss, weight = mean_and_weight(returned, self.rows, self.where)
-        loss = loss.clone()  # the next repetition leaves another there
+        loss = loss.clone()  # the next replay leaves another there
         return None if weight == 0 else (loss, loss, weight)
 
     def unjudged(self, returned: Any) -> tuple[torch.Tensor, Any]:

@@ -1,4 +1,4 @@
-"""Memory from before a recording, which the recording reads each time it is done again.
+"""Memory from before a recording, which the recording reads each time it is replayed.
 
 Code may keep a tensor and put another in its place: a moving average of the loss, a mask for the last length. Then the
 allocator gives the memory of the first one to others, or back to the device, and the recording would read it there still.

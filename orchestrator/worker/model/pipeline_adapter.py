@@ -135,35 +135,35 @@ class PipelineAdapter:
         return None if computed is None else (float(computed[0]), float(computed[1]))
 
     def recorded_loss(self, step: int, shard: int) -> tuple[float, float] | None:
-        """As `loss`, done again from a recording where `graphs` are set and have one."""
+        """As `loss`, replayed where `graphs` are set and have one."""
         computed = self._computed(step, shard, self.graphs, looks=True)
         self.hand_over()
         return None if computed is None else (float(computed[0]), float(computed[1]))
 
     def seed_behind(self, step: int, shard: int) -> None:
-        """For code that runs behind a repetition of micro-batch (step, shard), which has left generators of the host as they
+        """For code that runs behind a replay of micro-batch (step, shard), which has left generators of the host as they
         were: a loss that draws from them is not recorded."""
         streams.seed_others(self.batches.at(step, shard).seed)
 
     @property
-    def repeated(self) -> Sequence[torch.Tensor | None] | None:
-        """The gradients of the last micro-batch if it was done again from a recording; the same object for each that was."""
+    def replayed_gradients(self) -> Sequence[torch.Tensor | None] | None:
+        """The gradients of the last micro-batch if it was replayed; the same object for each that was."""
         return None if self.graphs is None else self.graphs.gradients
 
     def hand_over(self) -> None:
-        """Have the gradients of a repetition at the parameters."""
+        """Have the gradients of a replay at the parameters."""
         if self.graphs is not None:
             self.graphs.hand_over()
 
     @property
     def replayed(self) -> bool:
-        """Whether the last micro-batch was done again from a recording."""
+        """Whether the last micro-batch was replayed from a recording."""
         return self.graphs is not None and self.graphs.replayed
 
     def unread_loss(self, step: int, shard: int, *, late: bool = False) -> Unread | None:
         """As `loss`. With `graphs` the loss is a tensor on the device, and may be infinite or NaN: a look at it would wait
-        for the device. The gradients of a repetition are in `repeated` then. late: a weight that the device has computed is
-        left there as well, as float64, for `weighed`."""
+        for the device. The gradients of a replay are in `replayed_gradients` then. late: a weight that the device has
+        computed is left there as well, as float64, for `weighed`."""
         return self._computed(step, shard, self.graphs, late=late)
 
     def weighed(self, step: int, shard: int, weight: float) -> float:
@@ -225,7 +225,7 @@ class PipelineAdapter:
                 raise
             return loss.detach(), weight
 
-        def whole(batch: Any) -> Judged:
+        def unread(batch: Any) -> Judged:
             loss, weight = loss_and_weight(loss_of(batch), rows, where)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach(), weight.detach() if isinstance(weight, torch.Tensor) else weight
@@ -238,8 +238,8 @@ class PipelineAdapter:
             mean = judged[0].item()
             check_finite(mean, where)
             return mean, judged[1]
-        seeded, repeated = (partial(each, seed) for each in (streams.seeded_with, streams.seeded_for_torch))
-        judged = graphs.compute(arriving, Work(eager, whole, seeded, repeated, step))
+        seeded, for_replay = (partial(each, seed) for each in (streams.seeded_with, streams.seeded_for_torch))
+        judged = graphs.compute(arriving, Work(eager, unread, seeded, for_replay, step))
         if judged is None:
             return None
         loss, given = judged

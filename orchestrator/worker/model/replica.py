@@ -99,7 +99,7 @@ class Replica:
         self._fixed_start = {name: buffer.clone() for name, buffer in moving.fixed.items()}
         self._given: list[torch.Tensor | None] = []
         self._given_versions: list[int] = []
-        self._repeated: tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]] = (), ()
+        self._replayed: tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]] = (), ()
         flat = [("", self._flat)]
         frozen = [(name, _in_memory(parameter)) for name, parameter in self._frozen.items()]
         self._turns = [itertools.cycle(_in_pieces(whole)) for whole in (flat, frozen)]
@@ -154,15 +154,15 @@ class Replica:
         PipelineRaised for a sparse gradient."""
         self._given = [parameter.grad for parameter in self.parameters]
         self._given_versions = _versions(self._given)
-        self._repeated = (), ()  # nor is the memory of a recording held that may be gone
+        self._replayed = (), ()  # nor is the memory of a recording held that may be gone
         return [*self.gradients(), *(statistic.clone() for statistic in self.statistics)]
 
-    def repeated(self, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-        """As `contribution`, of a shard that was done again from a recording and left these gradients. It is added up before
+    def replayed(self, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+        """As `contribution`, of a shard that was replayed from a recording and left these gradients. It is added up before
         the next shard, so statistics stay where the model has them. The same object as long as the gradients are."""
-        if gradients is not self._repeated[0]:
-            self._repeated = gradients, (*map(_detached, gradients), *self.statistics)
-        return self._repeated[1]
+        if gradients is not self._replayed[0]:
+            self._replayed = gradients, (*map(_detached, gradients), *self.statistics)
+        return self._replayed[1]
 
     def gradients(self) -> list[torch.Tensor | None]:
         """After a backward pass: those of the trainable parameters, None where there is none. Raises PipelineRaised for a

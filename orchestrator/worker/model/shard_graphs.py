@@ -1,9 +1,9 @@
-"""A shard's forward and backward pass as one recording, which is done again for each micro-batch of the same shape.
+"""A shard's forward and backward pass as one recording, which is replayed for each micro-batch of the same shape.
 
-    first micro-batch of a shape    It is computed eagerly, then recorded, done again, and compared to the bit.
-    others, until the next step     They are computed eagerly and done again. They are compared, too, since their contents are
+    first micro-batch of a shape    It is computed eagerly, then recorded, replayed, and compared to the bit.
+    others, until the next step     They are computed eagerly and replayed. They are compared, too, since their contents are
                                     others, and in another step what the user's code keeps may be another.
-    later ones                      They are done again, in one call where a model takes thousands.
+    later ones                      They are replayed, in one call where a model takes thousands.
 
 A pass that cannot be recorded is computed eagerly, with the same bits, and told once. Reasons are control flow that depends
 on data, another shape in each batch, random numbers of the processor, and a loss that depends on the step. On a card the
@@ -52,12 +52,12 @@ class Recorder(Protocol):
 
     def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:
         """Do the works in turn, record each, and return what does each again, reading and writing the same memory. apart: what
-        they leave stays until they are done again, whatever else is recorded. Raises RuntimeError for work that cannot be
+        they leave stays until they are replayed, whatever else is recorded. Raises RuntimeError for work that cannot be
         recorded."""
 
     def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
         """Record the works as one, each with random numbers of its own, and do none of them. Returns what does them, given the
-        seed of each. Each was recorded by itself before, or some work like it. Their results stay until they are done again,
+        seed of each. Each was recorded by itself before, or some work like it. Their results stay until they are replayed,
         whatever else is meanwhile. Raises as `record`."""
 
     def give_back(self) -> None:
@@ -74,7 +74,7 @@ class CudaRecorder:
     Some code asks whether it is captured, and looks at values only if not, as masks of transformers do. So the last warm-up is
     watched: work that waits there and not in the capture takes another way in it, which shows with some values only.
 
-    All recordings of single works share one pool of memory. They are done again one after the other, and each is read before
+    All recordings of single works share one pool of memory. They are replayed one after the other, and each is read before
     the next: so activations of one shape lie where those of another do.
 
     Works in turn have a pool of their own. They leave losses and counters, which are read at the end of the step. Before that
@@ -103,12 +103,12 @@ class CudaRecorder:
         finally:  # a pass that raises leaves others under way, which write the model's buffers
             current.wait_stream(side)
         graphs: list[torch.cuda.CUDAGraph] = []
-        repetitions: list[Callable[[], None]] = []
+        replays: list[Callable[[], None]] = []
         pool = torch.cuda.graph_pool_handle() if apart else self._pool("single works")
         try:
             for work in works:
                 graphs.append(torch.cuda.CUDAGraph())
-                repetitions.append(self._capture(graphs[-1], pool, work))
+                replays.append(self._capture(graphs[-1], pool, work))
             if waits:
                 self._failed += graphs[-1:]
                 raise RuntimeError(f"{waits[0]} looks at values, but not while it is recorded")
@@ -118,7 +118,7 @@ class CudaRecorder:
         finally:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what the warm-ups took
-        return repetitions
+        return replays
 
     def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
         graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
@@ -194,9 +194,10 @@ class Work(NamedTuple):
     """The passes of a micro-batch. Both find the batch on the device, and leave gradients at the parameters."""
 
     eager: Callable[[Any], Judged | None]  # returns None where the micro-batch weighs nothing
-    whole: Callable[[Any], Judged]  # the same without looking at any value
+    unread: Callable[[Any], Judged]  # the same without looking at any value
     seeded: Callable[[], AbstractContextManager[None]]  # sets the generators for this micro-batch
-    repeated: Callable[[], AbstractContextManager[None]]  # sets those from which a repetition draws, which runs no code
+    # sets those from which a replay draws, which runs no code
+    seeded_for_replay: Callable[[], AbstractContextManager[None]]
     step: int  # a local one, if there are any
 
 
@@ -219,14 +220,14 @@ class ShardGraphs:
         self._goes = recorder is not None
         if why_not:
             self._give_up(why_not)
-        # Those of the last micro-batch if it was done again, so that it has changed nothing that the recording does not.
+        # Those of the last micro-batch if it was replayed, so that it has changed nothing that the recording does not.
         self.gradients: Sequence[torch.Tensor | None] | None = None
         self._places: Iterator[Any] | None = None
         self._arrive_early = self._left_out = False
 
     @property
     def batch_bytes(self) -> int | None:
-        """The bytes of the largest micro-batch that is done again. None if there is none, if all are computed eagerly, or if
+        """The bytes of the largest micro-batch that is replayed. None if there is none, if all are computed eagerly, or if
         copies begin before the turn of a micro-batch."""
         known = [recorded.place.size_bytes for recorded in self._recorded.values() if recorded.serves]
         return max(known, default=None) if self._goes and not self._arrive_early else None
@@ -243,12 +244,12 @@ class ShardGraphs:
 
     def compute(self, arriving: Arriving, work: Work) -> Judged | None:
         """The loss and the weight of a micro-batch, in memory of their own; its gradients are at the parameters then, or those
-        of a repetition in `gradients`. Raises PipelineRaised for a sparse gradient."""
+        of a replay in `gradients`. Raises PipelineRaised for a sparse gradient."""
         self.gradients = None
         if self._places is not None:
             passes = _Passes(self._replica)
             passes.run(work, next(self._places))
-            return self._repeated(passes, passes.numbers)
+            return self._replayed(passes, passes.numbers)
         batch = arriving.host
         self._arrive_early = self._arrive_early or arriving.is_under_way
         apart = taken_apart(batch) if self._goes else None
@@ -260,9 +261,9 @@ class ShardGraphs:
         recorded = self._recorded.get(shape)
         if recorded is not None and recorded.serves:
             recorded.place.load(arriving, tensors)
-            with work.repeated():
+            with work.seeded_for_replay():
                 recorded.replay()
-            return self._repeated(recorded.passes, recorded.passes.numbers.clone())
+            return self._replayed(recorded.passes, recorded.passes.numbers.clone())
         there = recorded.place.load(arriving, tensors) if recorded is not None else arriving.there()
         start = self._replica.buffers()
         with work.seeded():
@@ -297,7 +298,7 @@ class ShardGraphs:
                 "to a few lengths, such as multiples of 64"
             )
 
-    def _repeated(self, passes: _Passes, numbers: torch.Tensor) -> Judged:
+    def _replayed(self, passes: _Passes, numbers: torch.Tensor) -> Judged:
         self.gradients = passes.gradients
         loss, *weight = numbers.unbind()
         return loss, weight[0] if weight else passes.judged[1]
@@ -351,11 +352,11 @@ class ShardGraphs:
 
     @property
     def replayed(self) -> bool:
-        """Whether the last micro-batch was done again from a recording."""
+        """Whether the last micro-batch was replayed."""
         return self.gradients is not None
 
     def hand_over(self) -> None:
-        """Have the gradients of a repetition at the parameters, as code of the user's finds those of a backward pass."""
+        """Have the gradients of a replay at the parameters, as code of the user's finds those of a backward pass."""
         if self.gradients is not None:
             for parameter, gradient in zip(self._replica.parameters, self.gradients, strict=True):
                 parameter.grad = gradient
@@ -390,7 +391,7 @@ class _Passes:
         self.gradients = []  # of a warm-up
         for parameter in self._replica.parameters:
             parameter.grad = None
-        loss, weight = self.judged = work.whole(batch)
+        loss, weight = self.judged = work.unread(batch)
         on_device = isinstance(weight, torch.Tensor) and weight.numel() == 1 and weight.device == loss.device
         numbers = [loss, weight.reshape(())] if on_device and not weight.is_complex() else [loss]
         self.numbers = torch.stack([number.double() for number in numbers])

@@ -1,9 +1,9 @@
 """A stage's passes as recordings: for each micro-batch that may be under way, one of the forward and one of the backward pass.
 
     first step      All passes are computed eagerly. At its end, when none is under way, the passes of one micro-batch of each
-                    shape are recorded, once for each that may be under way. They are done again, and compared to the bit.
+                    shape are recorded, once for each that may be under way. They are replayed, and compared to the bit.
     second step     The same, without the recording, since its contents are others. A step that is repeated is the same step.
-    later steps     Passes of these shapes are done again.
+    later steps     Passes of these shapes are replayed.
 
 A recording draws from the generators as it finds them, so states that come over a border are set before it. The code before
 the border may draw nothing then, since it begins with those of the seed. Activations stay in memory of its own from the

@@ -51,7 +51,7 @@ class LocalTrainer:
         checks: Checks = NEVER,  # when micro-batches are computed twice
     ) -> None:
         self._checks = checks
-        self.step_graphs: StepGraphs | None = None  # where steps are done again as one
+        self.step_graphs: StepGraphs | None = None  # where steps are replayed as one
         self._gradients = gradients
         self._replica = replica
         self._updater = updater

@@ -91,8 +91,8 @@ class ShardGradients:
         if computed is None:
             return None
         # A recording writes the next gradients to the same place, so all is added up before.
-        repeated = self.workload.repeated
-        tensors = self._replica.contribution() if repeated is None else self._replica.repeated(repeated)
+        replayed = self.workload.replayed_gradients
+        tensors = self._replica.contribution() if replayed is None else self._replica.replayed(replayed)
         if self._before:
             self.workload.hand_over()
             count = len(self._replica.parameters)

@@ -6,7 +6,7 @@ takes to begin them is as fast as the device then.
     later ones          They are one copy of all rows, the seeds, and one call.
 
 The recording is that of the trainer's own loop: passes, what each shard leaves in buffers, and its addition onto the sum. So a
-step that is done again finds its tally and its sum in the same memory. It serves any shards whose micro-batches have these
+step that is replayed finds its tally and its sum in the same memory. It serves any shards whose micro-batches have these
 shapes. A step that cannot be recorded is computed shard by shard, with the same bits, and told once.
 """
 
@@ -86,7 +86,7 @@ class StepGraphs:
         return None if batches is None or apart is None else Read(batches, *apart)
 
     def knows(self, read: Read) -> bool:
-        """Whether this step can be done again from a recording."""
+        """Whether this step can be replayed."""
         recorded = self._recorded.get(read.shape)
         return recorded is not None and recorded.compared == _COMPARED
 
