@@ -142,6 +142,15 @@ def test_and_what_a_worker_needs_that_has_the_whole_model() -> None:
     assert "memory" not in planned_text(plan)
 
 
+def test_and_what_a_compression_takes_of_a_card() -> None:
+    """Levels of a byte are added up there."""
+    plans = [on_cards(Layout(2), None, compression={"name": name}) for name in ("quantize", "topk")]
+    built = [rehearse(plan) for plan in plans]
+    needed = [memory_planned(plan, each, None)[0].card for plan, each in zip(plans, built, strict=True)]
+    assert built[0].layout is not None
+    assert needed[0] - needed[1] == built[0].layout["size"] > 0
+
+
 def planned_text(plan: Plan) -> str:
     return DryRun(plan, None, None, [], [], []).as_text()
 

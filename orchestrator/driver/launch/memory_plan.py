@@ -33,6 +33,7 @@ def _known(plan: Plan, built: Rehearsal, cut: dict[str, Any] | None) -> dict[str
     return {
         "parameters": built.parameters,
         "layout": built.layout,
+        "trained": built.trained,
         "shard_state": plan.update.compression is not None,  # of most compressions
         **({} if cut is None else {"stages": cut}),
     }

@@ -129,12 +129,13 @@ def make_codec(plan: Plan, layout: Layout, parameters: int) -> Codec | None:
 class Rehearsal:
     """notes: for a person, a sentence each; parameters: elements of the model; layout: of what is exchanged, as plain
     data. None where the model could not be built here. plateau: the options of the schedule that the code has, and the
-    settings do not have yet; None where they are whole."""
+    settings do not have yet; None where they are whole. trained: how many tensors of the layout are parameters."""
 
     notes: list[str]
     parameters: int | None
     layout: dict[str, Any] | None = None
     plateau: Mapping[str, Any] | None = None
+    trained: int = 0
 
 
 def rehearse(plan: Plan) -> Rehearsal:
@@ -177,8 +178,10 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
         make_optimizer(pipeline, model, plan)
     layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()
     parameters = sum(each.numel() for each in model.parameters())
+    trained = sum(each.requires_grad for each in model.parameters())
     notes = [*_notes(model, plan), *([] if adapted is None else adapted.notes())]
-    return weakref.ref(model), Rehearsal(notes, parameters, layout, None if adapted is None else adapted.plateau)
+    plateau = None if adapted is None else adapted.plateau
+    return weakref.ref(model), Rehearsal(notes, parameters, layout, plateau, trained)
 
 
 def course_of(plan: Plan, order: Any) -> Course:
