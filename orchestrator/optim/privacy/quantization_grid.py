@@ -70,7 +70,7 @@ class QuantizationGrid:
             place.add_(there(numbers.mul_(scale).round_().to(torch.int64), place))
 
     def mean(self, total: torch.Tensor, expected: float, result: torch.Tensor) -> None:
-        """result (float32) = total * lsb / expected. The result may be on a device, the total is in host memory."""
+        """result (float32) = total * lsb / expected. Both are in host memory, or on one device."""
         for part, mean in zip(torch.split(total, _AT_ONCE), torch.split(result, _AT_ONCE), strict=True):
             mean.copy_(part.double().mul_(self.lsb / expected))
 

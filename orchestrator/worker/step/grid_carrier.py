@@ -41,6 +41,8 @@ class GridCarrier:
         self._here = self.own
         if staging is not None and not isinstance(staging, Direct):
             self.own = staging.integers(self.own.numel())
+            if staging.device.type == "cuda":
+                self.memory.page_lock()
         self._summed = layout.views(self.memory.result)
         self._keys_told = False
         self._masks: Masks | None = None
@@ -59,7 +61,8 @@ class GridCarrier:
             self.own.zero_()
 
     def carry(self, exchange: Exchange, step: int, attempt: int) -> tuple[torch.Tensor, int, int]:
-        """Add up with all members; (sum, sum of the losses, their number). To be read before the next step."""
+        """Add up with all members; (sum, sum of the losses, their number). To be read before the next step. The sum is where
+        the contributions are, on a device in place of this worker's own."""
         self._tell_keys(exchange, step)
         contribution, end = self.memory.contribution, self._here.numel()
         if self._masks is None:
@@ -72,6 +75,8 @@ class GridCarrier:
             contribution.copy_(self._vector)
         exchange.add_up(self.memory, step, attempt, GRID_SUM)
         total, (losses, count) = self._summed[0], self._summed[1].tolist()
+        if self.own is not self._here:
+            total = self.own.copy_(total)
         return total, losses, count
 
     def relay(self, exchange: Exchange, step: int, attempt: int) -> None:
