@@ -39,19 +39,7 @@ def live(kind: str, seed: int) -> str | None:
     asked = dict(KINDS[kind])
     stages = dice.randint(2, 3) if asked.pop("stages", False) else 1
     cards = dice.randint(2, 8) if asked.pop("cards", False) else 0
-    run.launch(
-        stages=stages,
-        workers=dice.randint(1, 4),
-        least=dice.randint(1, 4),
-        more=dice.randint(0, 2),
-        spares=dice.randint(0, 1),
-        servers=dice.randint(0, 2),
-        resumed=dice.random() < 0.5,
-        deaf=dice.random() < 0.5,
-        near=dice.random() < 0.5,
-        races=dice.random() < 0.5,
-        **asked,
-    )
+    run.launch_any(dice, stages=stages, **asked)
     run.world.cards = cards
     acts = _acts(run, dice)
     rates = [dice.expovariate(1.0) * (dice.random() < 0.8) for _ in acts]

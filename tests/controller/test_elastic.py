@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -96,6 +97,21 @@ class Run(RuleBasedStateMachine):
         self.at_work: Counter[tuple[int | None, int | None]] = Counter()
         self.link_failures = 0
         self.drains = 0
+
+    def launch_any(self, dice: random.Random, **settled: Any) -> None:
+        """Launch a run of any size. settled: what is not drawn."""
+        self.launch(
+            workers=dice.randint(1, 4),
+            least=dice.randint(1, 4),
+            more=dice.randint(0, 2),
+            spares=dice.randint(0, 1),
+            servers=dice.randint(0, 2),
+            resumed=dice.random() < 0.5,
+            deaf=dice.random() < 0.5,
+            near=dice.random() < 0.5,
+            races=dice.random() < 0.5,
+            **settled,
+        )
         self.losses: dict[int, set[int]] = {}
         self.stalls: set[int] = set()
         self.interrupted: tuple[int, int] | None = None
@@ -334,21 +350,7 @@ def live(
     """One run with faults of all kinds."""
     run = Run()
     cut = dice.randint(2, 3) if stages else 1
-    run.launch(
-        stages=cut,
-        second_vote=second_vote,
-        workers=dice.randint(1, 4),
-        least=dice.randint(1, 4),
-        more=dice.randint(0, 2),
-        spares=dice.randint(0, 1),
-        servers=dice.randint(0, 2),
-        resumed=dice.random() < 0.5,
-        deaf=dice.random() < 0.5,
-        near=dice.random() < 0.5,
-        races=dice.random() < 0.5,
-        shard_state=shard_state,
-        inherits=inherits,
-    )
+    run.launch_any(dice, stages=cut, second_vote=second_vote, shard_state=shard_state, inherits=inherits)
     anytime: list[Callable[[], None]] = [
         *[partial(run.die, dice, heard) for heard in (True, False)] * 2,
         run.stalls_are_found,

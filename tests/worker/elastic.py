@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -663,6 +664,22 @@ def _latest_words(said: list[dict[str, Any]]) -> Words:
         latest_one, steps = generation, rest["steps"]
     assert list(lines) == list(range(steps)), "a line was never told"
     return lines, metrics, rests
+
+
+def drawn(
+    draw: random.Random, *, least: int = 1, deaths: int = 1, faults: int = 12, within: int = 120
+) -> tuple[Layout, list[Fault], int]:
+    """A layout of `least` workers or more, so many faults at any of the first moments, and for how long writers are busy.
+    deaths: how many times as likely one is as a call-off."""
+    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
+    nodes = 2 if topology == "hierarchical" else 1
+    workers = draw.randint(least, 4)
+    servers = draw.choice([1, 2]) if topology == "parameter_server" else None
+    others: list[What] = ["join", "join", "call off", "regroup", "save"]
+    kinds: list[What] = ["die"] * deaths
+    kinds += others
+    found = [Fault(draw.randrange(7), draw.randrange(within), draw.choice(kinds)) for _ in range(faults)]
+    return Layout(workers, topology, servers=servers, nodes=nodes), found, draw.choice([0, 0, 3])
 
 
 def elastic_settings(

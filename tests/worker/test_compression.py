@@ -16,7 +16,7 @@ from orchestrator.worker import device
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.apart import encode_apart
-from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings
+from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, drawn, elastic_settings
 from tests.worker.retracing import Retracer
 from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, rotating, train
 from tests.worker.test_one_result import ADAM
@@ -204,18 +204,8 @@ def test_members_may_die_at_any_moment(method: int, first: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_chaos(method: int, seed: int) -> None:
-    draw = random.Random(seed)
-    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
-    nodes = 2 if topology == "hierarchical" else 1
-    layout = Layout(
-        draw.randint(1, 4),
-        topology,
-        servers=draw.choice([1, 2]) if topology == "parameter_server" else None,
-        nodes=nodes,
-    )
-    kinds: list[What] = ["die", "join", "join", "call off", "regroup", "save"]
-    faults = [Fault(draw.randrange(7), draw.randrange(120), draw.choice(kinds)) for _ in range(12)]
-    assert_same(method, told_of(method, layout, faults, busy_for=draw.choice([0, 0, 3]))[0])
+    layout, faults, busy_for = drawn(random.Random(seed))
+    assert_same(method, told_of(method, layout, faults, busy_for=busy_for)[0])
 
 
 @pytest.mark.slow
@@ -274,18 +264,8 @@ def test_any_moment_may_be_the_last_of_a_host(method: int, first: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_chaos_where_it_outlives_its_host(seed: int) -> None:
     """Faults at random moments lose no more than what the last living worker takes along."""
-    draw = random.Random(1000 + seed)
     method = seed % len(KEEPING)
-    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
-    nodes = 2 if topology == "hierarchical" else 1
-    layout = Layout(
-        draw.randint(2, 4),
-        topology,
-        servers=draw.choice([1, 2]) if topology == "parameter_server" else None,
-        nodes=nodes,
-    )
-    kinds: list[What] = ["die", "die", "join", "join", "call off", "regroup", "save"]
-    faults = [Fault(draw.randrange(7), draw.randrange(150), draw.choice(kinds)) for _ in range(14)]
-    told, run = told_lastingly(method, layout, faults, busy_for=draw.choice([0, 0, 3]))
+    layout, faults, busy_for = drawn(random.Random(1000 + seed), least=2, deaths=2, faults=14, within=150)
+    told, run = told_lastingly(method, layout, faults, busy_for=busy_for)
     assert run.went_back == 0
     assert_same(method, told)

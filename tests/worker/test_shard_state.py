@@ -14,7 +14,7 @@ from orchestrator.worker.model.shard_states import ShardStates
 from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines as p
-from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings, survive
+from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, drawn, elastic_settings, survive
 from tests.worker.runs import Layout
 from tests.worker.toys import ERROR_FEEDBACK, ROUNDED
 
@@ -178,18 +178,8 @@ def test_a_handover_of_rows_may_be_interrupted_anywhere(at: int, what: What) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_chaos(seed: int) -> None:
-    draw = random.Random(seed)
-    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
-    nodes = 2 if topology == "hierarchical" else 1
-    layout = Layout(
-        draw.randint(1, 4),
-        topology,
-        servers=draw.choice([1, 2]) if topology == "parameter_server" else None,
-        nodes=nodes,
-    )
-    kinds: list[What] = ["die", "join", "join", "call off", "regroup", "save"]
-    faults = [Fault(draw.randrange(7), draw.randrange(120), draw.choice(kinds)) for _ in range(12)]
-    told, _ = told_of(layout, faults, busy_for=draw.choice([0, 0, 3]))
+    layout, faults, busy_for = drawn(random.Random(seed))
+    told, _ = told_of(layout, faults, busy_for=busy_for)
     assert_same(told)
 
 
