@@ -43,6 +43,8 @@ from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.levels import Rounding, add_levels, largest, levels_of
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
+from orchestrator.optim.privacy.keys import KEY_BYTES, Keys
+from orchestrator.optim.privacy.noise import normal
 
 _SPECIAL: Final = (0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, 1.0, -1.0)
 _SHAPES: Final[Sequence[tuple[int, ...]]] = (
@@ -85,6 +87,7 @@ def _differences(kernels: Kernels, device: str, seed: int) -> Iterator[str]:
         "packing of integers": lambda: _difference_of_packing(
             kernels, whole.view(torch.int64) >> dice.randint(0, 63), device
         ),
+        "noise": lambda: _difference_of_noise(dice, device),
         "values that are not finite": lambda: difference_of_bad(kernels, device, seed),
     }
     for name, check in checks.items():
@@ -237,6 +240,16 @@ def _difference_of_levels(kernels: Kernels, elements: int, dice: random.Random, 
     kind = torch.int8 if bits == 8 else torch.int16
     differs = _first(there, total, kind) or _first(ours, theirs, torch.int32)
     return f"levels of {bits} bits: {differs}" if differs else None
+
+
+def _difference_of_noise(dice: random.Random, device: str) -> str | None:
+    """The difference of normal numbers that are made of the same secret bits."""
+    key, elements = Keys(dice.randbytes(KEY_BYTES)), dice.randint(1, 300_000)
+    theirs, ours = (
+        torch.cat([*normal(key.stream("noise"), elements, torch.device(place))]) for place in ("cpu", device)
+    )
+    differs = _first(ours, theirs, torch.int64)
+    return f"noise: {differs}" if differs else None
 
 
 def _difference_of_results(kernels: Kernels, right: torch.Tensor, divisor: float, device: str) -> str | None:

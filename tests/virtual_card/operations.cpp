@@ -1,6 +1,7 @@
 // torch's operations on a card in software: each, on CUDA tensors, does its work on the processor, in the card's memory and in the
 // turn of its stream. What a result looks like is asked of the form for meta tensors, so that nothing is computed before its turn.
 // What has no form on the processor is left to its kernel, and the runtime refuses that by name.
+#include <cmath>
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -77,11 +78,22 @@ struct OneThread {
     OneThread() { omp_set_num_threads(1); }
     ~OneThread() { omp_set_num_threads(before); }
 };
+// A card rounds the square roots of float64, and torch on a processor does not.
+Tensor roots(const c10::OperatorHandle& op, const Values& values, at::DispatchKey key) {
+    if (key != at::DispatchKey::CPU || op.operator_name().name.rfind("aten::sqrt", 0)) return {};
+    if (values[0].toTensor().scalar_type() != at::kDouble) return {};
+    Tensor found = values[0].toTensor().clone(at::MemoryFormat::Contiguous);
+    double* each = found.data_ptr<double>();
+    for (int64_t i = 0; i < found.numel(); i++) each[i] = std::sqrt(each[i]);
+    return found;
+}
 Values call(const c10::OperatorHandle& op, Values values, at::DispatchKey key) {
     OneThread one;
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const Tensor rooted = roots(op, values, key);
     op.redispatchBoxed(c10::DispatchKeySet(key), &values);
+    if (rooted.defined()) values[0].toTensor().copy_(rooted);
     return values;
 }
 struct Seed { at::PhiloxCudaState state; };

@@ -56,6 +56,10 @@ class Stream:
         """The next ones."""
         return numpy.frombuffer(self._encryptor.update(bytes(8 * elements)), "<u8")
 
+    def fill(self, into: NDArray[numpy.int64]) -> None:
+        """Write the next ones into this memory, which is contiguous."""
+        self._encryptor.update_into(bytes(into.nbytes), into.data.cast("B"))
+
     def pieces(self, elements: int) -> Iterator[tuple[slice, NDArray[numpy.uint64]]]:
         """The next ones with their places among `elements`, as many at a time as a cache holds."""
         for first in range(0, elements, _PIECE):

@@ -1,24 +1,27 @@
 """Standard normal numbers from secret bits: the inverse of the normal distribution at uniform numbers of 52 bits.
 
-Everything is made of additions, products, quotients and square roots in float64, each rounded as IEEE 754 says, so every
-machine has the same numbers; numpy's own logarithm depends on the processor. Tails end at 8.2 standard deviations, which leaves
-out a chance of 2**-52 for each number.
+Everything is made of additions, products, quotients and square roots in float64. Each is an operation of its own, which is
+rounded as IEEE 754 says, so every processor and every GPU has the same numbers. Logarithms of libraries depend on where they
+are computed. On a GPU the operations are torch's. On processors they are numpy's, since torch's square roots are not rounded so
+there. The bits are made by processors, as no key is to lie on a GPU. Tails end at 8.2 standard deviations, which leaves out a
+chance of 2**-52 for each number.
 
 Source: Wichura, "Algorithm AS 241: The percentage points of the normal distribution" (1988), PPND16, relative error 1e-16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy
-from numpy.typing import NDArray
+import torch
 
 from orchestrator.optim.privacy.keys import Stream
 
-Numbers = NDArray[numpy.float64]
+Numbers = Any  # float64: an array of numpy, or a tensor of torch on a device
 
+_ON_DEVICE: Final = 1 << 22  # numbers that a device makes at a time
 _BITS: Final = 52
 _CENTRAL: Final = 0.425
 _CENTER: Final = (
@@ -91,35 +94,43 @@ _LN2: Final = 0.6931471805599453
 _SERIES: Final = 13  # terms of the series of atanh for arguments up to 1/6, whose next one is below 2**-60
 
 
-def normal(stream: Stream, elements: int) -> Numbers:
-    """Independent standard normal numbers."""
-    found = numpy.empty(elements)
-    for place, bits in stream.pieces(elements):
-        found[place] = quantiles(((bits >> numpy.uint64(64 - _BITS)).astype(numpy.float64) + 0.5) * 2.0**-_BITS)
-    return found
+def normal(stream: Stream, elements: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Independent standard normal numbers, float64 on the device, in pieces that follow one another."""
+    if device.type == "cpu":
+        for _, bits in stream.pieces(elements):
+            uniform = (bits >> numpy.uint64(64 - _BITS)).astype(numpy.float64)
+            yield torch.from_numpy(quantiles((uniform + 0.5) * 2.0**-_BITS))
+        return
+    for first in range(0, elements, _ON_DEVICE):
+        taken = torch.empty(min(_ON_DEVICE, elements - first), dtype=torch.int64, pin_memory=device.type == "cuda")
+        stream.fill(taken.numpy())
+        whole = (taken.to(device, non_blocking=True) >> 64 - _BITS) & ((1 << _BITS) - 1)  # without the sign
+        yield quantiles((whole.double() + 0.5) * 2.0**-_BITS)
 
 
 def quantiles(p: Numbers) -> Numbers:
     """At which the standard normal distribution has these probabilities, all above 0 and below 1."""
+    of = torch if isinstance(p, torch.Tensor) else numpy
     q = p - 0.5
     found = q * _quotient(_CENTER, 0.180625 - q * q)
-    outside = numpy.flatnonzero(numpy.abs(q) > _CENTRAL)
-    tail = numpy.minimum(p[outside], 1.0 - p[outside])
-    r = numpy.sqrt(-_log(tail))
-    far = r > 5.0
-    sizes = numpy.where(far, _quotient(_FAR, r - 5.0), _quotient(_MIDDLE, r - 1.6))
-    found[outside] = numpy.copysign(sizes, q[outside])
+    outside = of.abs(q) > _CENTRAL
+    tail, side = p[outside], q[outside]
+    r = of.sqrt(-_log(of.minimum(tail, 1.0 - tail)))
+    sizes = of.where(r > 5.0, _quotient(_FAR, r - 5.0), _quotient(_MIDDLE, r - 1.6))
+    found[outside] = of.copysign(sizes, side)
     return found
 
 
 def _quotient(polynomials: tuple[Sequence[float], Sequence[float]], x: Numbers) -> Numbers:
     above, below = (_horner(coefficients, x) for coefficients in polynomials)
-    return above / below
+    above /= below
+    return above
 
 
 def _horner(coefficients: Sequence[float], x: Numbers) -> Numbers:
     """The first one is the constant."""
-    value = numpy.full_like(x, coefficients[-1])
+    of = torch if isinstance(x, torch.Tensor) else numpy
+    value = of.full_like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         value *= x
         value += coefficient
@@ -128,9 +139,11 @@ def _horner(coefficients: Sequence[float], x: Numbers) -> Numbers:
 
 def _log(x: Numbers) -> Numbers:
     """The natural logarithm: x = m * 2**e with m near 1, and log(m) = 2 atanh((m - 1) / (m + 1))."""
-    mantissa, exponent = numpy.frexp(x)
+    of = torch if isinstance(x, torch.Tensor) else numpy
+    mantissa, exponent = of.frexp(x)
     low = mantissa < 0.75
-    mantissa = numpy.where(low, mantissa * 2.0, mantissa)  # 0.75 to 1.5
+    mantissa = of.where(low, mantissa * 2.0, mantissa)  # 0.75 to 1.5
+    exponent = of.zeros_like(x) + of.where(low, exponent - 1, exponent)
     s = (mantissa - 1.0) / (mantissa + 1.0)
     series = _horner([1.0 / (2 * n + 1) for n in range(_SERIES)], s * s)
-    return (exponent - low) * _LN2 + 2.0 * s * series
+    return exponent * _LN2 + 2.0 * s * series

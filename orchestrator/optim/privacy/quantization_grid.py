@@ -15,6 +15,7 @@ Source: clipping, McMahan et al., "Learning differentially private recurrent lan
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -64,15 +65,20 @@ class QuantizationGrid:
     def add_noise(self, multiplier: float, stream: Stream, total: torch.Tensor) -> None:
         """total += normal numbers with a standard deviation of so many clipping norms, rounded."""
         scale = multiplier * self.clipping_norm / self.lsb
-        for slot in self._slots:
-            numbers = torch.from_numpy(noise.normal(stream, slot.elements))
-            place = self._place(slot, total)
-            place.add_(there(numbers.mul_(scale).round_().to(torch.int64), place))
+        places = deque(self._place(slot, total) for slot in self._slots if slot.elements)
+        for numbers in noise.normal(stream, sum(map(len, places)), total.device):
+            left = numbers.mul_(scale).round_().to(torch.int64)
+            while len(left):
+                count = min(len(left), len(places[0]))
+                places[0][:count].add_(left[:count])
+                left, places[0] = left[count:], places[0][count:]
+                if not len(places[0]):
+                    places.popleft()
 
     def mean(self, total: torch.Tensor, expected: float, result: torch.Tensor) -> None:
         """result (float32) = total * lsb / expected. Both are in host memory, or on one device."""
         for part, mean in zip(torch.split(total, _AT_ONCE), torch.split(result, _AT_ONCE), strict=True):
-            mean.copy_(part.double().mul_(self.lsb / expected))
+            mean.copy_(there(part, mean).double().mul_(self.lsb / expected))
 
     def _place(self, slot: Slot, total: torch.Tensor) -> torch.Tensor:
         return total[slot.offset : slot.offset + slot.elements]
