@@ -19,7 +19,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from orchestrator.cluster.forkserver import client, places
+from orchestrator.cluster.forkserver import client, launch_server
 from orchestrator.numerics.determinism import FILL, prepare_environment
 from tests import collecting, products
 
@@ -91,7 +91,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
         Path(os.environ["XDG_RUNTIME_DIR"], "orchestrator").mkdir(mode=0o700)
-        launch, environ = places.OfLaunch(), dict(os.environ)
+        launch, environ = launch_server.LaunchServer(), dict(os.environ)
     assert launch.place is not None
     yield str(launch.place), {"environ": environ}
     launch.close()

@@ -88,7 +88,7 @@ AROUND = {
 # Private names of Python's own library, whose version is part of a run's environment.
 OF_PYTHON = {
     "cli/process_setup.py": "options of warnings, read as Python reads them at its start",
-    "cluster/forkserver/places.py": "options of this interpreter, for another one",
+    "cluster/forkserver/launch_server.py": "options of this interpreter, for another one",
     "numerics/digests.py": "the type of a hash, in annotations alone",
     "provenance/environment/interpreters.py": "the interpreter of a virtual environment; this one where it has none",
     "records/hash_seal.py": "the type of a hash, in annotations alone",

@@ -29,7 +29,7 @@ from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.driver.folders import project_folder
-from orchestrator.driver.preflight import initial, others
+from orchestrator.driver.preflight import initial, ownership
 from orchestrator.driver.recording import artifacts
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
@@ -292,7 +292,7 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     original.require()
     with original.readable():
         places = _places(original, wanted, folder)
-    others.require_own_places(original.past, wanted.trusted, "export=", places)
+    ownership.require_own_places(original.past, wanted.trusted, "export=", places)
     display = for_stream()
     with ExitStack() as held:
         files = _of_record(original, store, held)

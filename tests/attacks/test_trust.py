@@ -24,7 +24,7 @@ from orchestrator.driver.launch.dry_run import dry_run
 from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
 from orchestrator.driver.preflight import begin
-from orchestrator.driver.preflight.others import Untrusted, is_own
+from orchestrator.driver.preflight.ownership import Untrusted, is_own
 from orchestrator.experiments.compare import compare
 from orchestrator.experiments.listing import runs
 from orchestrator.experiments.rerun import run as rerun

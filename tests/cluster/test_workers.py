@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray._private import services
 
-from orchestrator.cluster.forkserver import client, places
+from orchestrator.cluster.forkserver import client, launch_server
 from orchestrator.cluster.sessions import workers
 from orchestrator.common import tested_versions
 
@@ -31,7 +31,7 @@ def test_they_are_where_one_thread_is_theirs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_who_does_not_want_it_and_another_ray_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "OfLaunch", lambda: pytest.fail("a server was begun"))
+    monkeypatch.setattr(launch_server, "LaunchServer", lambda: pytest.fail("a server was begun"))
     usual = services.start_ray_process
     with monkeypatch.context() as other:
         other.setattr(tested_versions, "RAY", tested_versions.Tried("ray", ("1.0",)))
@@ -55,7 +55,7 @@ def test_the_raylet_is_told_to_ask_first(monkeypatch: pytest.MonkeyPatch) -> Non
     made: list[object] = []
     closed: list[object] = []
     commands: list[list[str]] = []
-    monkeypatch.setattr(places, "OfLaunch", Begun)
+    monkeypatch.setattr(launch_server, "LaunchServer", Begun)
     monkeypatch.setattr(services, "start_ray_process", lambda command, *_arguments: commands.append(command))
     with workers.forked(1.0) as server:
         start: Any = services.start_ray_process
@@ -74,7 +74,7 @@ def test_where_none_can_be_made_workers_begin_as_ever(monkeypatch: pytest.Monkey
     def fails() -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(places, "OfLaunch", fails)
+    monkeypatch.setattr(launch_server, "LaunchServer", fails)
     with workers.forked(1.0) as server:
         assert server is None
     assert os.environ.get(workers.OFF) is None

@@ -12,7 +12,7 @@ from orchestrator.config.settings import Settings, kept
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
-from orchestrator.driver.preflight import others
+from orchestrator.driver.preflight import ownership
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import for_stream
@@ -49,7 +49,7 @@ def once(
     if past.status == "FINISHED":
         for_stream().say(f"run {past.run_id} of job {name} has finished already")
         return past.run_id, past
-    if not others.is_own(past):
+    if not ownership.is_own(past):
         raise UsageError(
             f"run {past.run_id} of job {name} was launched by {past.user or 'somebody unknown'}",
             f"take another id, or go on with it if you trust who made it: resume={past.run_id} trust=true",

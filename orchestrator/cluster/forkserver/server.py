@@ -1,6 +1,6 @@
 """A fork server: imports what workers need, waits, and forks for who asks.
 
-    python -P -c "..." PLACE LISTENER OWNER ROOT        # started by places.py alone
+    python -P -c "..." PLACE LISTENER OWNER ROOT        # started by launch_server.py alone
 
 PLACE: the file of its socket; LISTENER: the socket's descriptor; OWNER: of a pipe, with whose end it ends; ROOT: where
 orchestrator lies. It runs a single thread, so what is forked holds no lock of another one; and it opens no GPU, so what is

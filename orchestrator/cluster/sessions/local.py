@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from orchestrator.cluster.forkserver.places import OfLaunch
+from orchestrator.cluster.forkserver.launch_server import LaunchServer
 from orchestrator.cluster.ray_calls import shut_down
 from orchestrator.cluster.sessions import agent, folders, listening, metrics, workers
 from orchestrator.cluster.sessions.diagnosis import Diagnosis, diagnose, how
@@ -86,7 +86,7 @@ class LocalRay:
         self._start_timeout_s = start_timeout_s
         self._check = check
         self._folder: Path | None = None
-        self._server: OfLaunch | None = None
+        self._server: LaunchServer | None = None
         self._actors = actors
         self._kills_before = oom_kills()
         self._known_end: Diagnosis | None = None

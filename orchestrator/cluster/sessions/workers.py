@@ -19,20 +19,20 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.cluster.forkserver import client, places
+from orchestrator.cluster.forkserver import client, launch_server
 from orchestrator.cluster.sessions.environment import replaced
 from orchestrator.common import tested_versions
 
 OFF = "ORCHESTRATOR_FORK"  # set to 0, it keeps every worker and loader from being forked
 _COMMAND = "--python_worker_command="
-_begun: list[places.OfLaunch] = []
+_begun: list[launch_server.LaunchServer] = []
 
 
 def begin(cpus: float) -> None:
     """Have the server import from now on, if workers with so many CPUs each can be forked; `taken` gives it."""
     if not _begun and _can_be_forked(cpus):
         with contextlib.suppress(OSError):  # without it workers begin as Ray starts them
-            _begun.append(places.OfLaunch())
+            _begun.append(launch_server.LaunchServer())
 
 
 def end() -> None:
@@ -42,7 +42,7 @@ def end() -> None:
 
 
 @contextlib.contextmanager
-def forked(cpus: float) -> Iterator[places.OfLaunch | None]:
+def forked(cpus: float) -> Iterator[launch_server.LaunchServer | None]:
     """Within this a Ray that is started has its workers forked. Gives what has to be closed once that Ray has ended."""
     begin(cpus)
     server = _begun.pop() if _begun else None

@@ -20,7 +20,7 @@ from orchestrator.comm.synchronization import SYNCHRONY, build_mode
 from orchestrator.config.plan import Begin
 from orchestrator.config.settings import BeginSettings, Settings, flat, kept
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.preflight import initial, others
+from orchestrator.driver.preflight import initial, ownership
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError, coded
 from orchestrator.provenance.tracking import Past, Store
 
@@ -90,10 +90,10 @@ def brought(
             store.fetch(past.run_id, "run", files.path)
         parent = kept.as_held(files.settings)
         place = files.checkpoints_at(parent.checkpoint.uri)
-        others.require_own_places(past, trusted, "begin=", {"its checkpoints": place})
+        ownership.require_own_places(past, trusted, "begin=", {"its checkpoints": place})
         found = _kept(past, where, place, folder, (parent, settings))
     except UsageError as error:
-        if wanted.digest is None or isinstance(error, others.Untrusted):
+        if wanted.digest is None or isinstance(error, ownership.Untrusted):
             raise
         why = "; ".join(error.problems) if isinstance(error, ConfigurationError) else error.message
         raise NotRerunnable(

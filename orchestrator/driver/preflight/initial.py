@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from orchestrator.adapters.lightning import checkpoints
 from orchestrator.config.settings import InitialSettings, Settings
 from orchestrator.driver.folders import project_folder
-from orchestrator.driver.preflight import others
+from orchestrator.driver.preflight import ownership
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics.digests import state_digest
 from orchestrator.provenance.tracking import Store, models
@@ -109,10 +109,10 @@ def _found(store: Store, name: str, folder: Path, *, trusted: bool) -> str:
     reported = models.digest_of(store, name)
     if reported is not None and held_in(folder, reported):
         return reported
-    if not (trusted or others.is_of(user := models.user_of(store, name))):
+    if not (trusted or ownership.is_of(user := models.user_of(store, name))):
         places = {"its weights": models.location(store, name) or store.uri}
         whose = f"the model {name} was made by {user or 'somebody unknown'}"
-        raise others.Untrusted(whose, "initial=", others.WouldOpen(places))
+        raise ownership.Untrusted(whose, "initial=", ownership.WouldOpen(places))
     (folder / _FOLDER).mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder / _FOLDER, prefix=".new-") as new:
         weights = Path(new) / models.WEIGHTS

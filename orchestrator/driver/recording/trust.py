@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from orchestrator.common.registry import is_reference
 from orchestrator.config.settings import kept, shown, sources
-from orchestrator.driver.preflight.others import Untrusted, is_own, whose
+from orchestrator.driver.preflight.ownership import Untrusted, is_own, whose
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.console import plain
 from orchestrator.errors import few

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from orchestrator.common.values import sized
-from orchestrator.driver.report import few, rehearsed
+from orchestrator.driver.report import chaos_report, few
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import three_digits
 from orchestrator.provenance.tracking import is_server, run_page
@@ -41,7 +41,7 @@ def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_loo
         *(("wrong", each) for each in outcome.wrong),
         (
             "chaos",
-            rehearsed.sentence(outcome.injected, outcome.recoveries, run_id, lockstep=outcome.staleness is None),
+            chaos_report.sentence(outcome.injected, outcome.recoveries, run_id, lockstep=outcome.staleness is None),
         ),
     ]
     return (

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.preflight import begin, initial, others, private
+from orchestrator.driver.preflight import begin, initial, ownership, private
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
@@ -156,7 +156,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         original.require()
         if not wanted.trusted:
             found = _examined(original, passed, folder, wanted)
-            raise others.Untrusted(f"{path} is a record that was sent to you", "a rerun", found)
+            raise ownership.Untrusted(f"{path} is a record that was sent to you", "a rerun", found)
         if came.weights is not None:
             initial.keep(came.weights, original.initial.digest, folder, f"of {path}")
         store = Store(uri, folder)

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from orchestrator.cluster.forkserver import places, server
+from orchestrator.cluster.forkserver import launch_server, server
 
 OF_RAY = "of_ray"
 
@@ -19,7 +19,7 @@ def main() -> None:
     place, folder, *modules = sys.argv[1:]
     sys.path.insert(0, folder)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    places._listen(listener, Path(place))
+    launch_server._listen(listener, Path(place))
     with_ray = [module for module in modules if module == OF_RAY]
     light = server.Server(Path(place), listener, sys.stdin.fileno(), with_ray=with_ray)
     light.load([module for module in modules if module != OF_RAY])

@@ -43,7 +43,7 @@ def remove_abandoned(place: Path) -> None:
             connection.close()
 
 
-class OfLaunch:
+class LaunchServer:
     """The server from which the workers of this process's Ray are forked. It begins to import now, and ends with this process
     at the latest. Closed by who has begun it."""
 

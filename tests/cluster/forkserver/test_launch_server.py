@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster.forkserver import places
+from orchestrator.cluster.forkserver import launch_server
 
 
 @pytest.fixture(autouse=True)
@@ -26,50 +26,50 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_the_folder_is_for_its_user_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert places.folder() == temporary
+    assert launch_server.folder() == temporary
     assert temporary.stat().st_mode & 0o777 == 0o700
     temporary.chmod(0o750)
-    assert places.folder() is None
+    assert launch_server.folder() is None
     temporary.rmdir()
     (temporary.parent / "elsewhere").mkdir(0o700)
     temporary.symlink_to("elsewhere")
-    assert places.folder() is None
+    assert launch_server.folder() is None
     temporary.unlink()
     temporary.mkdir(0o700)
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
     temporary.rename(temporary.with_name(f"orchestrator-{uid + 1}"))
-    assert places.folder() is None
+    assert launch_server.folder() is None
 
 
 def test_where_the_system_has_a_folder_for_each_user_it_lies_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert places.folder() == tmp_path / "orchestrator"
+    assert launch_server.folder() == tmp_path / "orchestrator"
 
 
 def test_a_socket_is_there_once_somebody_listens_and_is_not_taken_over(tmp_path: Path, listener: socket.socket) -> None:
     place = tmp_path / "s.sock"
-    places._listen(listener, place)
+    launch_server._listen(listener, place)
     assert [file.name for file in tmp_path.iterdir()] == ["s.sock"]
     assert place.stat().st_mode & 0o777 == 0o600
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, pytest.raises(FileExistsError):
-        places._listen(other, place)
+        launch_server._listen(other, place)
     assert [file.name for file in tmp_path.iterdir()] == ["s.sock"]
 
 
 def test_what_a_killed_server_has_left_is_removed_and_no_other(temporary: Path, listener: socket.socket) -> None:
     temporary.mkdir(0o700)
-    places._listen(listener, temporary / "living.sock")
+    launch_server._listen(listener, temporary / "living.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
-        places._listen(gone, temporary / "gone.sock")
-    places.remove_abandoned(temporary)
+        launch_server._listen(gone, temporary / "gone.sock")
+    launch_server.remove_abandoned(temporary)
     assert [file.name for file in temporary.iterdir()] == ["living.sock"]
 
 
 def test_a_launch_without_a_folder_of_its_own_has_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "folder", lambda: None)
-    server = places.OfLaunch()
+    monkeypatch.setattr(launch_server, "folder", lambda: None)
+    server = launch_server.LaunchServer()
     assert server.place is None
     server.close()
