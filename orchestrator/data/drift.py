@@ -62,6 +62,11 @@ class Drift:
     def is_any(self) -> bool:
         return bool(self.drifted or self.only_a or self.only_b)
 
+    @property
+    def has_picture(self) -> bool:
+        """Whether something differs, and a column is in both, which a picture needs."""
+        return self.is_any and bool(self.shifts)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "drifted": [shift.column for shift in self.drifted],

@@ -88,8 +88,17 @@ class Sources:
 
 
 def whole(train: Any) -> Any:
-    """The training set that a pipeline returned, as one that is read by index."""
-    return Sources(train) if isinstance(train, Mapping) else train
+    """The training set that a pipeline returned, as one that is read by index. Raises PipelineRaised."""
+    if not isinstance(train, Mapping):
+        return train
+    strange = next((name for name in train if not isinstance(name, str)), None)
+    if strange is not None:
+        raise PipelineRaised(
+            f"the training dataset is a {type(train).__name__} with the key {strange!r}",
+            "a mapping has several training sets by their names; return samples as a list or as a torch Dataset",
+            code="data.mixture-keys",
+        )
+    return Sources(train)
 
 
 def check(train: Any, weights: Mapping[str, float]) -> None:

@@ -100,7 +100,7 @@ def _drift(folder: Path, a: Recorded, b: Recorded) -> tuple[Drift | None, Path |
     """How the training data of b differ from those of a, and where that is drawn; they are equal where their profiles are."""
     mine, theirs = a.profile, b.profile
     found = None if mine is None or theirs is None else drift.compare(mine, theirs)
-    if found is None or mine is None or theirs is None or not found.is_any:
+    if found is None or mine is None or theirs is None or not found.has_picture:
         return found, None
     names = a.past.run_id, b.past.run_id
     path = folder / "drift" / f"{names[0][:8]}-{names[1][:8]}.png"

@@ -70,6 +70,15 @@ def test_the_stability_index_is_the_one_of_its_definition() -> None:
     assert found.shifts[0].psi == pytest.approx(5 * low + 5 * high, rel=1e-6)
 
 
+def test_data_of_other_columns_alone_have_no_picture() -> None:
+    found = drift.compare(profile([{"a": 1.0}, {"a": 2.0}]), profile([{"b": 1.0}, {"b": 2.0}]))
+    assert found is not None
+    assert (found.is_any, found.has_picture) == (True, False)
+    shared = drift.compare(profile([{"a": 1.0}, {"a": 2.0}]), profile([{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0}]))
+    assert shared is not None
+    assert (shared.is_any, shared.has_picture) == (True, True)
+
+
 def test_labels_are_compared_by_their_shares() -> None:
     features = torch.zeros(200, 2)
     even = TensorDataset(features, torch.arange(200) % 2)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.worker.pipelines import CLASSES, FEATURES, Batch, Sign, Small
 
@@ -72,6 +72,17 @@ class OneDataset(Numbered):
 class NoLength(Numbered):
     def datasets(self) -> Any:
         return iter([1, 2, 3]), None
+
+
+class TrainingLoader(Numbered):
+    def datasets(self) -> Any:
+        return DataLoader(super().datasets()[0]), None
+
+
+class SamplesByNumber(Numbered):
+    def datasets(self) -> Any:
+        samples: Any = super().datasets()[0]
+        return {number: samples[number] for number in range(len(samples))}, None
 
 
 class RaisingLength(Numbered):

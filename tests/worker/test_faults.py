@@ -57,6 +57,8 @@ PREPARING = [
     Fault(f.ModelIsNoModule, PipelineRaised, ("model()", "str")),
     Fault(f.OneDataset, PipelineRaised, ("datasets()", "TensorDataset", "(train, None)")),
     Fault(f.NoLength, PipelineRaised, ("training", "__len__")),
+    Fault(f.TrainingLoader, PipelineRaised, ("training", "DataLoader", "return its dataset")),
+    Fault(f.SamplesByNumber, PipelineRaised, ("training", "dict with the key 0", "as a list")),
     Fault(f.RaisingLength, PipelineRaised, ("len() of the training dataset", "not counted yet")),
     Fault(f.EmptyTraining, PipelineRaised, ("training dataset is empty",)),
     Fault(f.StreamedTraining, PipelineRaised, ("training", "Streamed", "__getitem__")),

@@ -254,7 +254,9 @@ class Record:
         if not found.is_any:
             return []
         names = before.run_id, self.tracker.run_id
-        trouble = pictures.draw_drift(self.files.pictures / "drift.png", found, (before.profile, profile), names)
+        path = self.files.pictures / "drift.png"
+        both = before.profile, profile
+        trouble = pictures.draw_drift(path, found, both, names) if found.has_picture else None
         notes = [] if self.drift_told else [f"note: since run {before.run_id} of this experiment {found.text}"]
         return notes if trouble is None else [*notes, f"note: {trouble}"]
 

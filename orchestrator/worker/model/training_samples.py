@@ -220,8 +220,10 @@ def length_of(dataset: Any, which: str) -> int:
         if not _is_addressed(dataset):
             raise PipelineRaised(
                 f"the {which} dataset is a {type(dataset).__name__}",
-                "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed; what "
-                "cannot be is read by an orchestrator.Stream, one for each shard",
+                "return its dataset: batches are made here, of data.batch_size rows, by collate() of the pipeline if it has one"
+                if isinstance(dataset, torch.utils.data.DataLoader)
+                else "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed; "
+                "what cannot be is read by an orchestrator.Stream, one for each shard",
                 code="pipeline.dataset-type",
             )
         length = len(dataset)
