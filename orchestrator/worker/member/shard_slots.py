@@ -15,7 +15,8 @@ would lose a slot that a laggard still needs (`tests/worker/test_shard_slots.py`
 The state of a shard after so many steps is the same whenever it is computed in a run, so a slot from before a restart is as
 good.
 
-The memory does not outlive the machine, nor reach workers on another one.
+The memory does not outlive the machine, nor reach workers on another one. It is host memory also where shards are on a card:
+memory of a card that peers map goes with the card when that fails, and with the last worker on it.
 """
 
 from __future__ import annotations
