@@ -341,8 +341,8 @@ def test_the_sums_of_a_compression_on_the_card_are_foretold(name: str, options: 
     shapes = ((70, 90), (9000,), (3, 4, 5))
     codec = COMPRESSIONS.build(name, options)(Model(shapes, 8, 0))
     assert codec is not None
-    Carriers(codec, (), 8, LocalRegions(), staging=Counted(torch.device("cpu")))
-    assert bytes_beside(codec) == sum(taken)
+    carriers = Carriers(codec, (), 8, LocalRegions(), staging=Counted(torch.device("cpu")))
+    assert bytes_beside(codec) == carriers.held_bytes == sum(taken)
     layout = Layout.of([(str(shape), torch.empty(shape, device="meta")) for shape in shapes])
     manifest = {**MANIFEST, "layout": layout.as_dict(), "trained": len(shapes)}
     with_it, without = (

@@ -38,6 +38,10 @@ _HERE: Final = Direct()
 class Carrier(Protocol):
     """Carries one phase."""
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes on a device of a sum of its own."""
+
     def suit(self, schedule: Schedule, rank: int) -> None:
         """As `Memory.suit`."""
 
@@ -67,6 +71,10 @@ class Carriers:
         self.statistics = len(statistics)
         self.of_statistics = self.all[0] if statistics else None
         self.of_codec = self.all[bool(statistics) :]
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(carrier.held_bytes for carrier in self.all)
 
     def suit(self, schedule: Schedule, rank: int) -> None:
         """As `Memory.suit`."""
@@ -105,6 +113,10 @@ class _LevelsCarrier:
         self._contributed = [] if staging is None else layout.views(self._own)
         self._summed = self._contributed if self._apart else layout.views(self.memory.result)
         self._spacings = [0.0] * len(phase.elements)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._own.nbytes if self._apart else 0
 
     def suit(self, schedule: Schedule, rank: int) -> None:
         self.memory.suit(schedule, rank)
@@ -146,6 +158,10 @@ class _MeansCarrier:
             self._accumulator = Accumulator(layout, self._total, exact=True)
         self._means = layout.views(self.memory.result)
 
+    @property
+    def held_bytes(self) -> int:
+        return self._total.nbytes if self._apart else 0
+
     def suit(self, schedule: Schedule, rank: int) -> None:
         self.memory.suit(schedule, rank)
 
@@ -168,6 +184,8 @@ class _MeansCarrier:
 
 
 class _LargestCarrier:
+    held_bytes = 0
+
     def __init__(self, phase: Largest) -> None:
         self._elements = phase.elements
         self._payload = torch.empty(0, dtype=torch.uint8)

@@ -174,7 +174,7 @@ class CompressedSum:
     @property
     def held_bytes(self) -> int:
         found = [each for held in self._held for each in held.tensors if each is not None]
-        return sum(each.nbytes for each in found if not exact.in_host_memory(each))
+        return self._carriers.held_bytes + sum(each.nbytes for each in found if not exact.in_host_memory(each))
 
     def suit(self, schedule: Schedule, rank: int) -> None:
         self._carriers.suit(schedule, rank)
