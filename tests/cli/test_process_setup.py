@@ -1,4 +1,4 @@
-"""The surroundings of a command in its process: arguments under a locale without umlauts, and warnings that are to be
+"""What is set up in the process of a command: arguments under a locale without umlauts, and warnings that are to be
 errors."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.cli import process_setup
 
-PRINTED = "import sys, warnings; from orchestrator.cli import surroundings; process_setup.prepare(); {}"
+PRINTED = "import sys, warnings; from orchestrator.cli import process_setup; process_setup.prepare(); {}"
 
 
 def done(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -97,6 +97,9 @@ class Run(RuleBasedStateMachine):
         self.at_work: Counter[tuple[int | None, int | None]] = Counter()
         self.link_failures = 0
         self.drains = 0
+        self.losses: dict[int, set[int]] = {}
+        self.stalls: set[int] = set()
+        self.interrupted: tuple[int, int] | None = None
 
     def launch_any(self, dice: random.Random, **settled: Any) -> None:
         """Launch a run of any size. settled: what is not drawn."""
@@ -112,9 +115,6 @@ class Run(RuleBasedStateMachine):
             races=dice.random() < 0.5,
             **settled,
         )
-        self.losses: dict[int, set[int]] = {}
-        self.stalls: set[int] = set()
-        self.interrupted: tuple[int, int] | None = None
 
     def pick(self, dice: random.Random, processes: list[Process]) -> Process | None:
         return dice.choice(processes) if processes and not self.world.end else None

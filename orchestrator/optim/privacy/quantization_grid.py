@@ -67,7 +67,7 @@ class QuantizationGrid:
         scale = multiplier * self.clipping_norm / self.lsb
         places = deque(self._place(slot, total) for slot in self._slots if slot.elements)
         for numbers in noise.normal(stream, sum(map(len, places)), total.device):
-            left = numbers.mul_(scale).round_().to(torch.int64)
+            left = there(numbers.mul_(scale).round_().to(torch.int64), total)
             while len(left):
                 count = min(len(left), len(places[0]))
                 places[0][:count].add_(left[:count])
