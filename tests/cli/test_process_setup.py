@@ -1,4 +1,4 @@
-"""What is set up in the process of a command: arguments under a locale without umlauts, and warnings that are to be
+"""The setup of the process of a command: arguments under a locale without umlauts, and warnings that are to be
 errors."""
 
 from __future__ import annotations
