@@ -249,7 +249,9 @@ class _Watch:
         if self.read is not None:
             position, what = self.read
             for border in range(position + 1, self.position + 1):
-                barred.setdefault(border, f"before it the code reads a value that parameters decide, by {what}")
+                barred.setdefault(
+                    border, f"before it the code reads a value that parameters or chance decide, by {what}"
+                )
         for first, where in self.differentiated:
             for border in range(first + 1, self.position + 1):
                 barred.setdefault(
