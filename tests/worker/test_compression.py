@@ -259,10 +259,9 @@ def test_any_moment_may_be_the_last_of_a_host(method: int, first: int) -> None:
     assert_same(method, told)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed", [47, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(60) if seed != 47)]
-)
+@pytest.mark.parametrize("seed", range(60))
 def test_chaos_where_it_outlives_its_host(seed: int) -> None:
     """Faults at random moments lose no more than what the last living worker takes along."""
     method = seed % len(KEEPING)
