@@ -135,7 +135,7 @@ def _ready(decision: Decision, event: Ready) -> None:
     if event.card in card_failures.left_out(decision.state.card_failures):
         decision.kill(member, why := f"GPU {event.card} has failed twice")
         if decision.state.phase == "preparing":
-            _without_card(decision, member, why, card_failures.none_left(decision.state.card_failures[-1]))
+            _without_card(decision, member, why, card_failures.none_left(decision.state.card_failures))
             return
         card_failures.refused(decision, member.id, f"there is room on GPU {event.card} only, which has failed twice")
         return
@@ -226,7 +226,7 @@ def _card_failed_at_start(decision: Decision, member: Member, event: CardFailed)
         for each in sharing:
             decision.kill(each, f"computes on GPU {event.card}, which has failed twice")
         for each in (member, *sharing):
-            _without_card(decision, each, why, card_failures.none_left(event))
+            _without_card(decision, each, why, card_failures.none_left(failures))
     else:
         _lost_at_start(decision, member, why, event.error.details, event.error)
 
@@ -260,7 +260,7 @@ def _no_room(decision: Decision, event: NoRoom) -> None:
         return
     decision.remove(member)
     if decision.state.phase == "preparing":
-        error = card_failures.none_left(decision.state.card_failures[-1])
+        error = card_failures.none_left(decision.state.card_failures)
         _without_card(decision, member, f"has no room: {event.why}", error)
     elif not card_failures.ends_without_cards(decision):
         trouble = f"there is no room for {member.name}: {event.why}"

@@ -123,6 +123,11 @@ def test_without_another_worker_the_run_goes_back_to_its_checkpoint_where_anothe
     assert play.of(Start)[-1].member > second
 
 
+def test_the_error_names_a_card_that_is_left_out_though_another_one_failed_last() -> None:
+    failures = [failed(0), failed(1, step=5), failed(2, card="GPU-b", step=6)]
+    assert "GPU GPU-a failed twice" in card_failures.none_left(failures).message
+
+
 @pytest.mark.parametrize("last", ["no room", "comes there", "fails to prepare"])
 def test_without_another_card_the_run_ends(last: str) -> None:
     play = without_workers()

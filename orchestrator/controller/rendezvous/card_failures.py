@@ -106,16 +106,17 @@ def refused(decision: Decision, member: int, why: str) -> None:
 def ends_without_cards(decision: Decision) -> bool:
     """Whether the run ends now, as it has no worker any more, nor any on the way, and there is room on GPUs only that are left
     out."""
-    state = decision.state
-    out = left_out(state.card_failures)
-    if not out or state.members.count("worker"):
+    failures = decision.state.card_failures
+    if not left_out(failures) or decision.state.members.count("worker"):
         return False
-    decision.end(none_left(next(each for each in reversed(state.card_failures) if each.card in out)), "no card is left")
+    decision.end(none_left(failures), "no card is left")
     return True
 
 
-def none_left(last: CardFailed) -> RunFailed:
-    """The error of a run whose cards are left out. last: the last failure."""
+def none_left(failures: Sequence[CardFailed]) -> RunFailed:
+    """The error of a run whose cards are left out, one at least. failures: of its cards."""
+    out = left_out(failures)
+    last = next(each for each in reversed(failures) if each.card in out)
     return RunFailed(
         f"GPU {last.card} failed twice, and no worker has another one: {last.error.message}",
         f"{card_faults.BY_CODE[last.code].remedy}; to go on without this GPU, leave it out of CUDA_VISIBLE_DEVICES and resume",
