@@ -110,7 +110,7 @@ def normal(stream: Stream, elements: int, device: torch.device) -> Iterator[torc
 
 def quantiles(p: Numbers) -> Numbers:
     """At which the standard normal distribution has these probabilities, all above 0 and below 1."""
-    of = torch if isinstance(p, torch.Tensor) else numpy
+    of = _library(p)
     q = p - 0.5
     found = q * _quotient(_CENTER, 0.180625 - q * q)
     outside = of.abs(q) > _CENTRAL
@@ -121,6 +121,10 @@ def quantiles(p: Numbers) -> Numbers:
     return found
 
 
+def _library(numbers: Numbers) -> Any:
+    return torch if isinstance(numbers, torch.Tensor) else numpy
+
+
 def _quotient(polynomials: tuple[Sequence[float], Sequence[float]], x: Numbers) -> Numbers:
     above, below = (_horner(coefficients, x) for coefficients in polynomials)
     above /= below
@@ -129,7 +133,7 @@ def _quotient(polynomials: tuple[Sequence[float], Sequence[float]], x: Numbers) 
 
 def _horner(coefficients: Sequence[float], x: Numbers) -> Numbers:
     """The first one is the constant."""
-    of = torch if isinstance(x, torch.Tensor) else numpy
+    of = _library(x)
     value = of.full_like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         value *= x
@@ -139,7 +143,7 @@ def _horner(coefficients: Sequence[float], x: Numbers) -> Numbers:
 
 def _log(x: Numbers) -> Numbers:
     """The natural logarithm: x = m * 2**e with m near 1, and log(m) = 2 atanh((m - 1) / (m + 1))."""
-    of = torch if isinstance(x, torch.Tensor) else numpy
+    of = _library(x)
     mantissa, exponent = of.frexp(x)
     low = mantissa < 0.75
     mantissa = of.where(low, mantissa * 2.0, mantissa)  # 0.75 to 1.5

@@ -78,7 +78,7 @@ class QuantizationGrid:
     def mean(self, total: torch.Tensor, expected: float, result: torch.Tensor) -> None:
         """result (float32) = total * lsb / expected. Both are in host memory, or on one device."""
         for part, mean in zip(torch.split(total, _AT_ONCE), torch.split(result, _AT_ONCE), strict=True):
-            mean.copy_(there(part, mean).double().mul_(self.lsb / expected))
+            mean.copy_(part.double().mul_(self.lsb / expected))
 
     def _place(self, slot: Slot, total: torch.Tensor) -> torch.Tensor:
         return total[slot.offset : slot.offset + slot.elements]
