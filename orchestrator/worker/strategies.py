@@ -250,7 +250,8 @@ class LockstepStrategy(_Unsplit):
     def suit(self, generation: Generation, rank: int) -> None:
         self._summation.suit(generation.schedule, rank)
         if self.model_state.keeps_shard_state:
-            self._states.outlive(lambda row: self._services.slots(self._plan.data.shards, row))
+            make = lambda row: self._services.slots(self._plan.data.shards, row)  # noqa: E731
+            self._states.outlive(make, alone=generation.workers == 1)
 
     def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:
         self._states.settle(context.shards)

@@ -346,6 +346,7 @@ class Elastic:
         plan = resolve(settings)
         self.plan = replace(plan, update=replace(plan.update, contribution=contribution), replay=tuple(replay))
         self.went_back = 0
+        self.lost_steps = 0  # computed again, by who goes back while somebody lives who had done them
         self.lasting = lasting_memory.created() if outlives else None
         self._shared = Shared()
         self._ground = (
@@ -419,8 +420,9 @@ class Elastic:
         donor, restore = None, None  # all begin with the initial state
         state, seen = self._as_the_controller_sees(workers)
         forgets = bool(lost_shards(state, seen)) and not fallback_pairs(state, seen)
-        if forgets:
+        if best is not None and forgets:
             self.went_back += 1
+            self.lost_steps += best.steps - (self.saved.complete[-1][0] if self.saved.complete else 0)
             donor, restore = 0, (0, str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL)
         elif best is not None:
             donor = [member.progress for member in workers].index(best)

@@ -155,6 +155,18 @@ def test_what_is_staged_is_there_before_the_step_commits_and_counts_only_then(me
     assert mine.of(0)["counts"] == 3
 
 
+def test_states_of_a_lone_worker_go_there_before_another_one_takes_part(memory: int) -> None:
+    mine = ShardStates(lambda: row(0))
+    mine.outlive(lambda _: ShardSlots(memory, 3, row(0)), alone=True)
+    after_steps(mine, (0, 1), 3)
+    other = states_in(memory)
+    other.follow(0, 3)
+    assert len(other.held) == 0
+    mine.outlive(lambda _: None, alone=False)
+    assert [*other.held] == [0, 1]
+    assert other.of(1)["counts"] == 103
+
+
 def test_states_from_a_card_are_there_when_all_have_arrived(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     slots = slots_of(memory)

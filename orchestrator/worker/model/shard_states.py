@@ -9,7 +9,8 @@ The state of a shard that is no longer hosted is kept until the next step commit
 it, since a handover can be interrupted anywhere. With the step it is too old for anything.
 
 If there is memory that outlives the process (`member/shard_slots.py`), the states lie there too. Every other worker that sees
-that memory finds the states of a dead worker's shards, as if it had hosted them itself.
+that memory finds the states of a dead worker's shards, as if it had hosted them itself. A lone worker keeps them to itself:
+with its death all is lost that they belong to. They go there before another worker takes part.
 """
 
 from __future__ import annotations
@@ -40,12 +41,17 @@ class ShardStates:
         self._staged: dict[int, State] = {}
         self._steps = 0  # committed; before the first one every shard has the initial state, wherever it is hosted
         self._slots: ShardSlots | None = None
+        self._alone = False
         self._securing = securing
 
-    def outlive(self, make: Callable[[State], ShardSlots | None]) -> None:
-        """Keep the states where they outlive this process, if there is such a place. make: called once, with a row."""
+    def outlive(self, make: Callable[[State], ShardSlots | None], *, alone: bool = False) -> None:
+        """Keep the states where they outlive this process, if there is such a place. make: called once, with a row; alone: with
+        this process all is lost from now on that they belong to. Raises MemoryError."""
         if self._slots is None:
             self._slots = make(self._initial())
+        was_alone, self._alone = self._alone, alone
+        if was_alone:
+            self.settle([*self._rows])
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -65,7 +71,7 @@ class ShardStates:
 
     def settle(self, shards: Sequence[int]) -> None:
         """These shards are hosted from now on. Raises MemoryError."""
-        if self._slots is None:
+        if self._slots is None or self._alone:
             return
         self._slots.reserve(shards)
         for shard in shards if self._steps else ():
@@ -80,7 +86,7 @@ class ShardStates:
         """Have what is staged outlive this process: after the vote of the present step, and before anything is sent without
         which nobody can commit it. Every hosted shard has been staged. `securing` is called first."""
         self._securing(self._steps + 1, self._staged)
-        if self._slots is not None:
+        if self._slots is not None and not self._alone:
             for shard, row in self._staged.items():
                 self._slots.write(shard, self._steps + 1, row)
             self._slots.arrive()
