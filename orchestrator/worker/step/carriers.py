@@ -25,7 +25,7 @@ from orchestrator.comm.transports.base import Regions
 from orchestrator.numerics import chosen, levels
 from orchestrator.numerics.device import kernels as device
 from orchestrator.numerics.device.kernels import Kernels
-from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator, in_host_memory
+from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator, Sums, in_host_memory
 from orchestrator.numerics.fixed_point import divided
 from orchestrator.numerics.grid import Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
@@ -37,13 +37,6 @@ _HERE: Final = Direct()
 
 class Carrier(Protocol):
     """Carries one phase."""
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes on a device of a sum of its own."""
-
-    def suit(self, schedule: Schedule, rank: int) -> None:
-        """As `Memory.suit`."""
 
     def load(self, held: Sequence[Held], rows: Rows) -> None:
         """Set this worker's contribution. held: whose rows they are."""
@@ -66,7 +59,10 @@ class Carriers:
         kernels: Kernels | None = None,  # on that device; None: operations of torch
     ) -> None:
         phases: list[Phase] = [*([Means(tuple(statistics))] if statistics else []), *codec.phases]
-        self.all = [_carrier(phase, shards, regions, staging, kernels) for phase in phases]
+        self._sums = [
+            _LocalSum(phase, regions, staging) if isinstance(phase, Levels | Means) else None for phase in phases
+        ]
+        self.all = [_carrier(phase, local, shards, kernels) for phase, local in zip(phases, self._sums, strict=True)]
         self._phases = phases
         self.statistics = len(statistics)
         self.of_statistics = self.all[0] if statistics else None
@@ -74,12 +70,14 @@ class Carriers:
 
     @property
     def held_bytes(self) -> int:
-        return sum(carrier.held_bytes for carrier in self.all)
+        """The bytes of their sums on a device."""
+        return sum(local.values.nbytes for local in self._sums if local is not None and local.copied)
 
     def suit(self, schedule: Schedule, rank: int) -> None:
         """As `Memory.suit`."""
-        for carrier in self.all:
-            carrier.suit(schedule, rank)
+        for local in self._sums:
+            if local is not None:
+                local.memory.suit(schedule, rank)
 
     def takes_part(self, carrier: Carrier, step: int) -> bool:
         return self._phases[self.all.index(carrier)].takes_part(step)
@@ -94,76 +92,76 @@ class Carriers:
         return carrier.carry(exchange, step, COMPRESSED + self.all.index(carrier), total_weight)
 
 
+class _LocalSum:
+    """The sum of this worker's rows, which lies where the rows are. Members add up `memory`, which is in host memory."""
+
+    def __init__(
+        self,
+        phase: Levels | Means,  # that adds up
+        regions: Regions,  # as `Carriers`
+        staging: Staging | None,  # as `Carriers`
+    ) -> None:
+        self.layout = _flat(phase.elements)
+        self.has_rows = staging is not None
+        self.memory = Memory(self.layout, regions, sums=_sums_of(phase), contributes=self.has_rows)
+        self.values = self.memory.contribution
+        self.copied = staging is not None and not isinstance(staging, Direct)
+        if staging is not None and self.copied:
+            if staging.device.type == "cuda":
+                self.memory.page_lock()
+            self.values = staging.empty(self.values.numel(), self.values.dtype).zero_()
+
+    def contribute(self) -> None:
+        if self.copied:
+            self.memory.contribution.copy_(self.values)
+
+
 class _LevelsCarrier:
     def __init__(
         self,
-        phase: Levels,  # that it carries
+        local: _LocalSum,  # of a phase of levels
+        bits: int,  # of a level
         shards: int,  # as `Carriers`
-        regions: Regions,  # as `Carriers`
-        staging: Staging | None,  # as `Carriers`
         kernels: Kernels | None,  # as `Carriers`
     ) -> None:
-        layout = _flat(phase.elements)
-        sums = FEW_LEVELS[phase.bits]
-        self.memory = Memory(layout, regions, sums=sums, contributes=staging is not None)
-        self._levels = levels.levels_of(phase.bits, shards)
+        self._local = local
+        self._levels = levels.levels_of(bits, shards)
         self._quantizer = kernels
-        self._own = _where_rows_are(self.memory, staging)
-        self._apart = self._own is not self.memory.contribution
-        self._contributed = [] if staging is None else layout.views(self._own)
-        self._summed = self._contributed if self._apart else layout.views(self.memory.result)
-        self._spacings = [0.0] * len(phase.elements)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._own.nbytes if self._apart else 0
-
-    def suit(self, schedule: Schedule, rank: int) -> None:
-        self.memory.suit(schedule, rank)
+        self._contributed = local.layout.views(local.values) if local.has_rows else []
+        self._summed = self._contributed if local.copied else local.layout.views(local.memory.result)
+        self._spacings = [0.0] * len(self._summed)
 
     def load(self, held: Sequence[Held], rows: Rows) -> None:
         self._spacings = [levels.spacing_of(largest or 0.0, self._levels) for largest in rows.largest]
-        self._own.zero_()
+        self._local.values.zero_()
         for each, row in zip(held, rows.rows, strict=True):
             at = row, each.weight, self._spacings, self._levels, self._contributed
             levels.add_levels_of_each(*at, keeps=rows.keeps, on_device=self._quantizer)
-        if self._apart:
-            self.memory.contribution.copy_(self._own)
+        self._local.contribute()
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
-        exchange.add_up(self.memory, step, 0, phase)
-        if self._apart:  # in place of what has left; the next one leaves after that
-            self._own.copy_(self.memory.result, non_blocking=True)
+        memory = self._local.memory
+        exchange.add_up(memory, step, 0, phase)
+        if self._local.copied:  # in place of what has left; the next one leaves after that
+            self._local.values.copy_(memory.result, non_blocking=True)
         return _LevelsResult(self._summed, self._spacings, total_weight)
 
 
 class _MeansCarrier:
     def __init__(
         self,
-        phase: Means,  # that it carries
+        local: _LocalSum,  # of a phase of means
         shards: int,  # as `Carriers`
-        regions: Regions,  # as `Carriers`
-        staging: Staging | None,  # as `Carriers`
         kernels: Kernels | None,  # as `Carriers`
     ) -> None:
-        layout = _flat(phase.elements)
-        self.memory = Memory(layout, regions, sums=MEANS, contributes=staging is not None)
+        self._local = local
         self._shards = shards
-        self._total = _where_rows_are(self.memory, staging)
-        self._apart = self._total is not self.memory.contribution
         self._accumulator: Accumulator | device.Accumulator | None = None
-        if self._apart:
-            self._accumulator = device.Accumulator(layout, self._total, kernels or device.Operations())
-        elif staging is not None:
-            self._accumulator = Accumulator(layout, self._total, exact=True)
-        self._means = layout.views(self.memory.result)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._total.nbytes if self._apart else 0
-
-    def suit(self, schedule: Schedule, rank: int) -> None:
-        self.memory.suit(schedule, rank)
+        if local.copied:
+            self._accumulator = device.Accumulator(local.layout, local.values, kernels or device.Operations())
+        elif local.has_rows:
+            self._accumulator = Accumulator(local.layout, local.values, exact=True)
+        self._means = local.layout.views(local.memory.result)
 
     def load(self, held: Sequence[Held], rows: Rows) -> None:
         assert self._accumulator is not None, "a server has no rows"
@@ -175,23 +173,17 @@ class _MeansCarrier:
         for each, row in zip(held, rows.rows, strict=True):
             self._accumulator.add(row, each.weight, grid)
         self._accumulator.complete()
-        if self._apart:
-            self.memory.contribution.copy_(self._total)
+        self._local.contribute()
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
-        exchange.add_up(self.memory, step, 0, phase, total_weight)
+        exchange.add_up(self._local.memory, step, 0, phase, total_weight)
         return _MeansResult(self._means)
 
 
 class _LargestCarrier:
-    held_bytes = 0
-
     def __init__(self, phase: Largest) -> None:
         self._elements = phase.elements
         self._payload = torch.empty(0, dtype=torch.uint8)
-
-    def suit(self, schedule: Schedule, rank: int) -> None:
-        pass
 
     def load(self, held: Sequence[Held], rows: Rows) -> None:
         found = []
@@ -254,31 +246,29 @@ class _MeansResult:
         out.copy_(self._means[i], non_blocking=True)  # the next contribution leaves the device after that
 
 
-def _carrier(phase: Phase, shards: int, regions: Regions, staging: Staging | None, kernels: Kernels | None) -> Carrier:
-    """As `Carriers`."""
-    if isinstance(phase, Levels):
-        return _LevelsCarrier(phase, shards, regions, staging, kernels)
+def _carrier(phase: Phase, local: _LocalSum | None, shards: int, kernels: Kernels | None) -> Carrier:
+    """As `Carriers`. local: of a phase that adds up."""
     if isinstance(phase, Largest):
         return _LargestCarrier(phase)
-    assert isinstance(phase, Means), "a phase is one of three kinds"
-    return _MeansCarrier(phase, shards, regions, staging, kernels)
+    assert local is not None, "a phase is one of three kinds"
+    return (
+        _LevelsCarrier(local, phase.bits, shards, kernels)
+        if isinstance(phase, Levels)
+        else _MeansCarrier(local, shards, kernels)
+    )
 
 
 def bytes_beside(codec: Codec) -> int:
     """The bytes that the carriers of a codec take on a device, where rows are."""
-    kinds = [(phase, FEW_LEVELS[phase.bits] if isinstance(phase, Levels) else MEANS) for phase in codec.phases]
     return sum(
-        _flat(phase.elements).size * sums.dtype.itemsize for phase, sums in kinds if not isinstance(phase, Largest)
+        _flat(phase.elements).size * _sums_of(phase).dtype.itemsize
+        for phase in codec.phases
+        if isinstance(phase, Levels | Means)
     )
 
 
-def _where_rows_are(memory: Memory, staging: Staging | None) -> torch.Tensor:
-    """The contribution itself, or memory beside rows on a device, from which it is copied to where sums are made."""
-    if staging is None or isinstance(staging, Direct):
-        return memory.contribution
-    if staging.device.type == "cuda":
-        memory.page_lock()
-    return staging.empty(memory.contribution.numel(), memory.contribution.dtype).zero_()
+def _sums_of(phase: Levels | Means) -> Sums:
+    return FEW_LEVELS[phase.bits] if isinstance(phase, Levels) else MEANS
 
 
 def _flat(elements: Sequence[int]) -> Layout:
