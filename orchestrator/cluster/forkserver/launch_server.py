@@ -80,12 +80,21 @@ def _begun(place: Path, owner: int) -> subprocess.Popen[bytes]:
                 *(str(place), str(listener.fileno()), str(owner), str(_ROOT)),
             ],
             cwd="/",
+            env={**os.environ, **_search_path()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[listener.fileno(), owner],
             start_new_session=True,
         )
+
+
+def _search_path() -> dict[str, str]:
+    """PYTHONPATH without folders that are relative to the working directory: that of the server is another one."""
+    given = os.environ.get("PYTHONPATH")
+    if not given:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(str(Path(each).absolute()) for each in given.split(os.pathsep))}
 
 
 def _options() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -73,3 +74,18 @@ def test_a_launch_without_a_folder_of_its_own_has_no_server(monkeypatch: pytest.
     server = launch_server.LaunchServer()
     assert server.place is None
     server.close()
+
+
+_TELLS_ITS_PATH = "import json, pathlib, sys; pathlib.Path(sys.argv[1] + '.path').write_text(json.dumps(sys.path))"
+
+
+def test_a_relative_search_path_is_that_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_server, "_START", _TELLS_ITS_PATH)
+    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}../beside{os.pathsep}/elsewhere")
+    monkeypatch.chdir(tmp_path)
+    read, write = os.pipe()
+    launch_server._begun(tmp_path / "s.sock", read).wait()
+    os.close(read)
+    os.close(write)
+    found = json.loads((tmp_path / "s.sock.path").read_text())
+    assert found[:3] == [str(tmp_path / "src"), str(tmp_path.parent / "beside"), "/elsewhere"]
