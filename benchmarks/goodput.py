@@ -32,7 +32,7 @@ prepare_environment()
 
 import orchestrator  # noqa: E402
 from benchmarks.simulation import project  # noqa: E402
-from orchestrator.controller.membership import Requirements  # noqa: E402
+from orchestrator.controller.state import Requirements  # noqa: E402
 from orchestrator.experiments.simulation.conditions import Conditions  # noqa: E402
 from orchestrator.experiments.simulation.losses import Scenario, simulate  # noqa: E402
 

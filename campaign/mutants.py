@@ -28,6 +28,7 @@ from orchestrator.comm import collectives
 from orchestrator.comm.collectives import Exchange
 from orchestrator.comm.topologies.schedule import Add, Copy, Finish, Send
 from orchestrator.controller import fault_attribution, membership, state_recovery
+from orchestrator.controller.state import top
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.optim.privacy.masks import Masks
@@ -288,7 +289,7 @@ def _all_count(known: Any, first: int, entries: list[Any]) -> list[Any]:  # noqa
 
 def _from_the_first(workers: Any, servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
     """The source may be any worker, however far."""
-    if membership.top(workers) is None and restore is None:
+    if top(workers) is None and restore is None:
         return ()
     donor = restore or 0
     return tuple((donor, rank) for rank in range(len(workers) + servers) if rank != donor)

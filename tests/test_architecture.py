@@ -72,6 +72,7 @@ ROOMS = {
             "fault_injection",
             "decision",
             "membership",
+            "state",
             "member_table",
             "load_balancing",
         ),

@@ -43,7 +43,7 @@ from orchestrator.controller.events import (
     Tick,
     Timed,
 )
-from orchestrator.controller.membership import Requirements
+from orchestrator.controller.state import Requirements
 from orchestrator.records.progress import Progress
 
 SIZES = (64, 256, 1000)

@@ -46,21 +46,7 @@ from orchestrator.controller.events import (
     Tick,
     Timed,
 )
-from orchestrator.controller.membership import (
-    ControllerState,
-    LostMember,
-    Member,
-    Recovery,
-    Requirements,
-    compose,
-    disagreement,
-    living,
-    present,
-    progressed,
-    quorum,
-    room,
-    waiting,
-)
+from orchestrator.controller.membership import compose, disagreement
 from orchestrator.controller.rendezvous import card_failures
 from orchestrator.controller.rendezvous.balancing import REMEMBERED, balance
 from orchestrator.controller.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
@@ -76,6 +62,19 @@ from orchestrator.controller.rendezvous.formation import (
 )
 from orchestrator.controller.rendezvous.leaving import drained, watch
 from orchestrator.controller.rendezvous.scaling import RETRY_S, start_failed, start_missing
+from orchestrator.controller.state import (
+    ControllerState,
+    LostMember,
+    Member,
+    Recovery,
+    Requirements,
+    living,
+    present,
+    progressed,
+    quorum,
+    room,
+    waiting,
+)
 from orchestrator.errors import ClusterUnavailable, OrchestratorError, RunFailed, WorkerLost
 from orchestrator.records.progress import Progress, in_words, just_committed, passed
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from orchestrator.controller.events import Command, End, Kill, Role, Start
-from orchestrator.controller.membership import ControllerState, GenerationStatus, Member, Phase
+from orchestrator.controller.state import ControllerState, GenerationStatus, Member, Phase
 from orchestrator.errors import OrchestratorError
 
 Value = TypeVar("Value", ControllerState, Member, GenerationStatus)

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from orchestrator.controller.events import Heartbeat
-from orchestrator.controller.membership import ControllerState, GenerationStatus, LostMember, Member, present, waiting
+from orchestrator.controller.state import ControllerState, GenerationStatus, LostMember, Member, present, waiting
 from orchestrator.errors import RunFailed, Stalled, WorkerLost
 
 LOSSES = 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from orchestrator.controller.membership import ControllerState, Member, present
+from orchestrator.controller.state import ControllerState, Member, present
 
 Kind = Literal["kill", "pause"]
 _EARLY: float = 0.25  # of the time between two

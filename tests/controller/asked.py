@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.config.plan import Members, Timeouts
-from orchestrator.controller.membership import Requirements
+from orchestrator.controller.state import Requirements
 
 PATIENCE_S = 1e9  # nothing of a simulated run times out by itself
 

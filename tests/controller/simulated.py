@@ -54,7 +54,7 @@ from orchestrator.controller.events import (
     Stepped,
     Tick,
 )
-from orchestrator.controller.membership import Requirements
+from orchestrator.controller.state import Requirements
 from orchestrator.records.progress import Progress, advances_of, behind, latest, passed, reached, steps_of
 from tests.controller.reports import finishes, leaves
 

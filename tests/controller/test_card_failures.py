@@ -26,8 +26,8 @@ from orchestrator.controller.events import (
     Start,
     Stepped,
 )
-from orchestrator.controller.membership import Requirements
 from orchestrator.controller.rendezvous import card_failures, scaling
+from orchestrator.controller.state import Requirements
 from orchestrator.errors import RunFailed
 from orchestrator.records.progress import Progress
 from tests.controller.reports import leaves

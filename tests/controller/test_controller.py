@@ -35,9 +35,9 @@ from orchestrator.controller.events import (
     Stepped,
     Tick,
 )
-from orchestrator.controller.membership import ControllerState, Requirements
 from orchestrator.controller.rendezvous import formation
 from orchestrator.controller.rendezvous.scaling import FAILURES, SELDOM_S
+from orchestrator.controller.state import ControllerState, Requirements
 from orchestrator.errors import (
     ClusterUnavailable,
     Inconsistent,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.config.plan import Chaos
 from orchestrator.controller.events import CallOff, Ready, Start, Stepped
 from orchestrator.controller.fault_injection import Fault, Kind, drawn_fault, victim
-from orchestrator.controller.membership import ControllerState
+from orchestrator.controller.state import ControllerState
 from orchestrator.driver.report.chaos_report import sentence
 from orchestrator.driver.run.fault_injection import FaultInjection
 from orchestrator.records.progress import Progress

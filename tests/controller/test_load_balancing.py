@@ -22,8 +22,8 @@ from orchestrator.controller.load_balancing import (
     share_out,
     shortest_end,
 )
-from orchestrator.controller.membership import Requirements
 from orchestrator.controller.rendezvous.balancing import SLOW_S
+from orchestrator.controller.state import Requirements
 from orchestrator.records.progress import Progress
 from tests.controller.asked import required
 from tests.controller.reports import leaves

@@ -19,9 +19,9 @@ from benchmarks.scale.virtual_members import VirtualRun
 from orchestrator.controller import sites, state_recovery
 from orchestrator.controller.load_balancing import Host, assign_by_speed, share_out
 from orchestrator.controller.member_table import MemberTable, Status
-from orchestrator.controller.membership import present, waiting
 from orchestrator.controller.rendezvous.balancing import _median_without
 from orchestrator.controller.shard_assignment import assign_stages
+from orchestrator.controller.state import present, waiting
 from orchestrator.records.progress import Progress
 
 FEW, MANY = 24, 96

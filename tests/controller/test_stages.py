@@ -22,8 +22,8 @@ from orchestrator.controller.events import (
     Start,
     Stepped,
 )
-from orchestrator.controller.membership import Requirements
 from orchestrator.controller.shard_assignment import hosts_of
+from orchestrator.controller.state import Requirements
 from orchestrator.errors import Interrupted
 from orchestrator.records.progress import Progress
 from tests.controller.reports import finishes, leaves

@@ -32,9 +32,10 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import CheckpointSettings, Every, Settings
 from orchestrator.controller.checking import Verdict
 from orchestrator.controller.events import Begin, FallbackPair
-from orchestrator.controller.membership import ControllerState, fallback_pairs, lost_shards, moves
-from orchestrator.controller.membership import Member as MemberStatus
+from orchestrator.controller.membership import fallback_pairs, lost_shards, moves
 from orchestrator.controller.shard_assignment import assign_shards, assign_stages
+from orchestrator.controller.state import ControllerState
+from orchestrator.controller.state import Member as MemberStatus
 from orchestrator.controller.state_recovery import Standing, plan_recovery
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline

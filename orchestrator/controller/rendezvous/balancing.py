@@ -22,8 +22,9 @@ from typing import Any, Final
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Rebalance, Slow
 from orchestrator.controller.load_balancing import Host, assign_by_speed, longest
-from orchestrator.controller.membership import ControllerState, Member, agreed, hosts_in, present, stage_mates
+from orchestrator.controller.membership import agreed, hosts_in, stage_mates
 from orchestrator.controller.rendezvous.formation import ask
+from orchestrator.controller.state import ControllerState, Member, present
 
 REMEMBERED: Final = 3  # reports of a worker, of which the median counts
 MUCH, CLEAR = 0.1, 0.25  # by so much the computing of a step gets shorter

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from orchestrator.common import card_faults
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import CardFailed
-from orchestrator.controller.membership import ControllerState, LostMember, living
 from orchestrator.controller.rendezvous.scaling import start_failed
+from orchestrator.controller.state import ControllerState, LostMember, living
 from orchestrator.errors import RunFailed
 
 FAILURES = 2  # of a card, after which it is left out

@@ -10,9 +10,10 @@ from __future__ import annotations
 from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Recovered
-from orchestrator.controller.membership import ControllerState, GenerationStatus, Member, present, skew, top
+from orchestrator.controller.membership import skew
 from orchestrator.controller.rendezvous.formation import end_interrupted, form, worth_saving
 from orchestrator.controller.rendezvous.scaling import start_failed
+from orchestrator.controller.state import ControllerState, GenerationStatus, Member, present, top
 from orchestrator.errors import Inconsistent, RunFailed, WorkerLost
 from orchestrator.records.progress import passed, steps_of
 

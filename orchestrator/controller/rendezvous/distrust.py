@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.controller.checking import Verdict
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Distrust
-from orchestrator.controller.membership import LostMember, Member, living
+from orchestrator.controller.state import LostMember, Member, living
 from orchestrator.errors import Inconsistent
 
 _UNKNOWN = (

@@ -13,20 +13,10 @@ from typing import Any
 from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Ask, BecomeSpare, Begin
-from orchestrator.controller.membership import (
-    ControllerState,
-    GenerationStatus,
-    Member,
-    Recovery,
-    compose,
-    living,
-    lost_shards,
-    top,
-    waiting,
-    why_back,
-)
+from orchestrator.controller.membership import compose, lost_shards, why_back
 from orchestrator.controller.rendezvous.scaling import FAILURES, start_missing
 from orchestrator.controller.sites import away
+from orchestrator.controller.state import ControllerState, GenerationStatus, Member, Recovery, living, top, waiting
 from orchestrator.errors import Interrupted, WorkerLost
 from orchestrator.records.progress import Progress, advances_of, steps_of
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Drained, Retire
-from orchestrator.controller.membership import may_leave, staying
+from orchestrator.controller.membership import may_leave
 from orchestrator.controller.rendezvous.formation import ask
 from orchestrator.controller.rendezvous.scaling import start_missing
+from orchestrator.controller.state import staying
 
 WAIT_PART = 0.5  # of the time that is left, for others to come
 

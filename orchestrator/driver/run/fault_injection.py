@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.config.plan import Chaos
 from orchestrator.controller.fault_injection import Fault, drawn_fault, victim
-from orchestrator.controller.membership import ControllerState, Member, present
+from orchestrator.controller.state import ControllerState, Member, present
 
 
 class FaultInjection:

@@ -37,8 +37,8 @@ from orchestrator.comm.topologies import Schedule, build_schedule
 from orchestrator.comm.transports.tls import make_credentials
 from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
-from orchestrator.controller.membership import Requirements
 from orchestrator.controller.sites import workers_at
+from orchestrator.controller.state import Requirements
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.preflight import begin, visible_cards
 from orchestrator.driver.preflight.checks import Provenance

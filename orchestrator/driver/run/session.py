@@ -19,8 +19,8 @@ from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
-from orchestrator.controller.membership import ControllerState, Requirements, waiting
 from orchestrator.controller.rendezvous import card_failures
+from orchestrator.controller.state import ControllerState, Requirements, waiting
 from orchestrator.driver.preflight.crowded_cards import CardMemory
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving

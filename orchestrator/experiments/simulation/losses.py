@@ -34,7 +34,7 @@ from orchestrator.controller.events import (
     Stepped,
     Tick,
 )
-from orchestrator.controller.membership import Requirements
+from orchestrator.controller.state import Requirements
 from orchestrator.experiments.simulation.conditions import Conditions
 from orchestrator.records.progress import Progress
 

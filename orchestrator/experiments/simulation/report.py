@@ -16,8 +16,8 @@ from orchestrator.comm.topologies import TOPOLOGIES, Schedule, build_schedule
 from orchestrator.comm.topologies.routes import Routes
 from orchestrator.common.values import aligned
 from orchestrator.config.plan import Members, Timeouts
-from orchestrator.controller.membership import Requirements
 from orchestrator.controller.shard_assignment import assign_shards
+from orchestrator.controller.state import Requirements
 from orchestrator.errors import UsageError
 from orchestrator.experiments.simulation import cores, steps
 from orchestrator.experiments.simulation.balance import assigned, with_work_stealing

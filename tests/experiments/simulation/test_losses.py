@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.membership import Requirements
+from orchestrator.controller.state import Requirements
 from orchestrator.experiments.simulation.conditions import Conditions
 from orchestrator.experiments.simulation.losses import Scenario, simulate
 from tests.controller.asked import required
