@@ -35,9 +35,10 @@ from orchestrator.driver.run import session as sessions
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
-from orchestrator.driver.run.job import refuse_unknown, requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.session import RunStart, Session, Startup
+from orchestrator.driver.run.node_traits import refuse_unknown
+from orchestrator.driver.run.session import Session
+from orchestrator.driver.run.startup import RunStart, Startup, requirements
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,

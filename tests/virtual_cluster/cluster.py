@@ -34,7 +34,7 @@ from orchestrator.comm.transports.base import PeerLost, Received, Tag
 from orchestrator.config.plan import Plan, Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
-from orchestrator.driver.run import event_sink, session
+from orchestrator.driver.run import event_sink, session, startup
 from orchestrator.numerics import allocator
 from orchestrator.records import phases
 from orchestrator.records.progress import Activity, Progress, in_words
@@ -49,7 +49,7 @@ from tests.virtual_cluster.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first
 _FIRST_PID = 10_000_000  # above any pid of Linux
-_TIMED = (members, reporter, session, event_sink, catalog, writer, cancellation, timing, stamps, hooks, memory)
+_TIMED = (members, reporter, session, startup, event_sink, catalog, writer, cancellation, timing, stamps, hooks, memory)
 
 
 class Misfortune:

@@ -42,9 +42,9 @@ from orchestrator.driver.launch import resume
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
-from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.session import RunStart, Session, Startup
+from orchestrator.driver.run.session import Session
+from orchestrator.driver.run.startup import RunStart, Startup, requirements
 from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
 from orchestrator.numerics.digests import state_digest
 from orchestrator.records.lines import LineFile, read

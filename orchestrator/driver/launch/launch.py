@@ -22,7 +22,8 @@ from orchestrator.driver.recording.opening import open_record
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_sink import Audience, Callback
-from orchestrator.driver.run.job import Beside, Job, beginning_of
+from orchestrator.driver.run.job import Beside, Job
+from orchestrator.driver.run.startup import beginning_of
 from orchestrator.driver.supervision import supervised
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import SegmentProgress, for_stream

@@ -28,8 +28,8 @@ from orchestrator.driver.recording.opening import reopen_record
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_sink import Audience
-from orchestrator.driver.run.job import Beside, Job, requirements, storage_of
-from orchestrator.driver.run.session import RunStart
+from orchestrator.driver.run.job import Beside, Job, storage_of
+from orchestrator.driver.run.startup import RunStart, requirements
 from orchestrator.driver.supervision import Supervision, headless, supervised, supervisor, taken_over
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream

@@ -1,7 +1,7 @@
 """One job from the start of its Ray to the end of its record: slots for the members, the session, the weights, the
 summary.
 
-Launching and resuming differ in how a run begins (`session.RunStart`) and are the same from there on.
+Launching and resuming differ in how a run begins (`startup.RunStart`) and are the same from there on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ from orchestrator.cluster.actors.driver_loss import DriverHandle
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, prepare_workspaces
-from orchestrator.cluster.placement.reservation import Need, Node, has_room_for, living_nodes, reserved
+from orchestrator.cluster.placement.reservation import Need, has_room_for, living_nodes, reserved
 from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import Actors, LocalRay
@@ -38,7 +38,6 @@ from orchestrator.comm.transports.tls import make_credentials
 from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
 from orchestrator.controller.sites import workers_at
-from orchestrator.controller.state import Requirements
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.preflight import begin, visible_cards
 from orchestrator.driver.preflight.checks import Provenance
@@ -55,8 +54,10 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.fault_injection import FaultInjection
 from orchestrator.driver.run.inspection_requests import InspectionRequests
 from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.run.node_traits import TraitsByNode, refuse_unknown
 from orchestrator.driver.run.parameter_inspection import ParameterInspection
-from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
+from orchestrator.driver.run.session import Session
+from orchestrator.driver.run.startup import NodeCheck, RunStart, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.run.unrecorded import unrecorded
 from orchestrator.driver.supervision import Supervision, headless, remote_failover, supervisor, taken_over
@@ -64,8 +65,6 @@ from orchestrator.driver.supervision.leader_lease import hold_lease
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
-    ClusterUnavailable,
-    ConfigurationError,
     DataDamaged,
     Interrupted,
     OrchestratorError,
@@ -204,7 +203,7 @@ class Job:
                 )
                 # A private Ray has the priority that the user wants.
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
-                traits = _Traits(plan.cluster.speeds)
+                traits = TraitsByNode(plan.cluster.speeds)
                 startup = Startup.begin(run_start, members, actor_slots, node_check, niceness, traits)
                 phases.note("start of members", began, time.time())
                 with phases.of("wait for the record"):
@@ -438,65 +437,6 @@ class Job:
         own = self.ray is None and cluster.address is None
         crowded = own and cluster.cpus * cluster.members.total(cluster.members.most) > cores
         return f", on {cores} core{'s' * (cores > 1)}" * crowded
-
-
-def beginning_of(plan: Plan) -> RunStart:
-    """The start of a new run."""
-    first = plan.run.first_step
-    ranges = () if plan.segments is None else plan.segments.ranges
-    return RunStart(requirements(plan, checkpoint=first or None), first, first=first, ranges=ranges)
-
-
-def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
-    """The requirements of the plan to the controller. checkpoint: to begin with; generation, member: the first numbers to
-    give."""
-    return Requirements(
-        shards=plan.data.shards,
-        members=plan.cluster.members,
-        timeouts=plan.cluster.timeouts,
-        whole=not plan.exchange.exact,
-        falls_back=not plan.lockstep and not plan.replay,
-        reports_stragglers=plan.update.local is None,
-        by_speed=plan.assigns_by_speed,
-        claims=plan.cluster.claims,
-        leaps=plan.segments is not None,
-        sites=plan.data.sites,
-        sits_out=plan.data.sits_out,
-        checkpoint=checkpoint,
-        generation=generation,
-        member=member,
-    )
-
-
-class _Traits:
-    """The traits of the nodes of a Ray. The nodes are looked up again for one that came later."""
-
-    def __init__(self, speeds: Mapping[str, float]) -> None:
-        self._speeds = speeds
-        self._nodes: dict[str, Node] = {}
-
-    def __call__(self, node: str) -> NodeTraits:
-        if node not in self._nodes:
-            with contextlib.suppress(ClusterUnavailable):
-                self._nodes = {each.id: each for each in living_nodes()}
-        found = self._nodes.get(node)
-        if found is None:  # it is gone
-            return NodeTraits(f"node {node[:8]}")
-        return NodeTraits(f"node {found.name}", self._speeds.get(found.address, 1.0))
-
-
-def refuse_unknown(speeds: Mapping[str, float], nodes: Sequence[Node]) -> None:
-    """Raises ConfigurationError for speeds of nodes that this Ray does not have."""
-    known = {node.address for node in nodes}
-    if wrong := [address for address in speeds if address not in known]:
-        raise ConfigurationError(
-            [
-                f"cluster.speeds: {address} is no node of this Ray, which has {', '.join(sorted(known))}"
-                for address in wrong
-            ],
-            "give addresses of nodes as Ray lists them, start those that are missing first, or leave cluster.speeds out",
-            code="ray.speeds",
-        )
 
 
 def storage_of(plan: Plan, files: RunFolder) -> str:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from orchestrator.cluster.actors import card_failure
-from orchestrator.cluster.actors.members import MemberMessage, Members
+from orchestrator.cluster.actors.members import MemberMessage
 from orchestrator.cluster.actors.post_mortem import PostMortem
-from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.common import injection
 from orchestrator.controller import controller, events, fault_attribution
 from orchestrator.controller.rendezvous import card_failures
-from orchestrator.controller.state import ControllerState, Requirements, waiting
+from orchestrator.controller.state import waiting
 from orchestrator.driver.preflight.crowded_cards import CardMemory
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
@@ -29,8 +28,8 @@ from orchestrator.driver.run.fault_injection import FaultInjection
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.parameter_inspection import ParameterInspection
 from orchestrator.driver.run.stall_location import location
+from orchestrator.driver.run.startup import Startup
 from orchestrator.driver.run.unrecorded import unrecorded
-from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,
@@ -44,7 +43,6 @@ from orchestrator.errors import (
 )
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.records.merging import Disagreement, History
-from orchestrator.records.trace import Line
 
 _TICK_S = 0.25
 _OF_SAMPLES = ("reference", "partition")
@@ -55,73 +53,6 @@ _TWO_WAYS = (
     "otherwise, and check.every=1 names the two; otherwise this is a fault of orchestrator"
 )
 _LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
-
-
-NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
-
-
-@dataclass(frozen=True)
-class NodeTraits:
-    """name: for a person; speed: as declared."""
-
-    name: str
-    speed: float = 1.0
-
-
-def _unnamed(node: str) -> NodeTraits:
-    return NodeTraits(f"node {node[:8]}")
-
-
-@dataclass(frozen=True)
-class RunStart:
-    """The point at which a run begins. A run that is resumed has the values of its record; the defaults are those of a new
-    one."""
-
-    requirements: Requirements  # what it asks of the controller
-    written: int = 0  # lines of its trace that stand
-    loss: float | None = None  # the last one up to there; None where there is none
-    metrics: Mapping[str, float] = field(default_factory=dict)  # the last ones up to there
-    cut: Sequence[Line] = ()  # lines of the trace after them, with which what is computed again is compared
-    barriers: int = 0  # number of its sync barriers that stand
-    first: int = 0  # step that it begins with; above 0 in the state of another run
-    # first step, and the one after the last, of each part that an audit repeats; empty where all are computed
-    ranges: Sequence[tuple[int, int]] = ()
-    untold: Sequence[Mapping[str, Any]] = ()  # lines of the trace, and evaluations, that only the files tell of yet
-    # what is known of a driver that died, by the process that watched it; None elsewhere
-    taken_over: TakenOver | None = None
-
-
-@dataclass(frozen=True)
-class Startup:
-    """The first members of a run, started already: they prepare while the driver opens the record."""
-
-    run_start: RunStart  # where the run begins
-    members: Members  # all members, to which commands are sent
-    actor_slots: ActorSlots  # where members are started
-    node_check: NodeCheck  # tells why a member on a node cannot take part
-    state: ControllerState  # of the controller, after its first decision
-    roles: Mapping[int, events.Role]  # of the members that were started, by number
-    # nice level of this process: a higher one of members is worth a note; None on a private Ray
-    niceness: int | None = None
-    traits: Callable[[str], NodeTraits] = _unnamed  # name and speed of a node, by its id
-
-    @classmethod
-    def begin(
-        cls,
-        run_start: RunStart,  # where the run begins
-        members: Members,  # all members, which starts the first of them
-        actor_slots: ActorSlots,  # where members are started
-        node_check: NodeCheck = lambda _node: None,  # says why a member on a node cannot take part
-        niceness: int | None = None,  # nice level of this process; None on a private Ray
-        traits: Callable[[str], NodeTraits] = _unnamed,  # name and speed of a node, by its id
-    ) -> Self:
-        state, commands = controller.initial(run_start.requirements, time.monotonic())
-        roles = {command.member: command.role for command in commands if isinstance(command, events.Start)}
-        for member, role in roles.items():
-            place = actor_slots.take(member, role)
-            assert place is not None, "no GPU is left out yet"
-            members.start(member, role, place)
-        return cls(run_start, members, actor_slots, node_check, state, roles, niceness, traits)
 
 
 class Session:
