@@ -27,6 +27,7 @@ ROOMS = {
             "main",
             "completion",
             "help",
+            "usage",
             "command_table",
             "conf",
             "resume",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.cli import command_table
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult
+from orchestrator.cli.command_table import COMMANDS
+from orchestrator.cli.usage import commands, of, usage
 from orchestrator.common.registry import Option
 from orchestrator.common.values import plain, show
 from orchestrator.config.settings import described, names
@@ -19,7 +20,7 @@ def run(arguments: Arguments) -> CommandResult:
     if name in _PAGES:
         return CommandResult(stdout=_PAGES[name]())
     is_section = any(f"{key}.".startswith(f"{name}.") for key in names())
-    parts = [command_table.of(name)] if name in command_table.COMMANDS else []
+    parts = [of(name)] if name in COMMANDS else []
     parts += [described(name)] if is_section or not parts else []
     parts += [optimizers()] if name in _OPTIMIZERS else []
     return CommandResult(stdout="\n\n".join(parts))
@@ -41,7 +42,7 @@ def _option(option: Option) -> str:
 
 
 _PAGES: dict[str, Callable[[], str]] = {
-    "": command_table.usage,
-    "commands": command_table.commands,
+    "": usage,
+    "commands": commands,
     "settings": lambda: described(""),
 }

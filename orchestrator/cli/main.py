@@ -11,7 +11,8 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, refused
-from orchestrator.cli.command_table import COMMANDS, Command, the_command, usage
+from orchestrator.cli.command_table import COMMANDS, Command, the_command
+from orchestrator.cli.usage import usage
 from orchestrator.driver.terminal import console, signals
 from orchestrator.errors import Interrupted, OrchestratorError
 from orchestrator.numerics import determinism

@@ -10,8 +10,9 @@ import pytest
 
 from orchestrator.cli import command_table, completion, export
 from orchestrator.cli.arguments import Arguments
-from orchestrator.cli.command_table import COMMANDS, Command, commands, of, the_command, usage
+from orchestrator.cli.command_table import COMMANDS, Command, the_command
 from orchestrator.cli.help import run as helped
+from orchestrator.cli.usage import commands, of, usage
 from orchestrator.config.settings import choices, described, names
 from orchestrator.errors import UsageError
 from orchestrator.optim.optimizers import OPTIMIZERS
