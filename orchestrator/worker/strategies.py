@@ -42,7 +42,7 @@ from orchestrator.worker.device import Device
 from orchestrator.worker.member import shared_queue
 from orchestrator.worker.member.generation import Generation, ProcessServices
 from orchestrator.worker.member.shared_queue import QueueConsumer
-from orchestrator.worker.model import construction
+from orchestrator.worker.model import construction, refusals
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
@@ -193,7 +193,7 @@ class LockstepStrategy(_Unsplit):
         result = context.device.staging.flat(replica.layout.size) if encodes_there else self._memory.result
         keep = lambda: {**first_residuals(codec, result, replica.layout), **context.workload.batches.shard_state()}  # noqa: E731
         gradients = _contributing(context, keep)
-        _refuse_kept(gradients, plan)
+        refusals.refuse_kept(plan, keeps=gradients.keeps_state)
         self._states = gradients.states
         host_transfer = context.device.staging.host_transfer(replica.layout, result)
         encoding = context.device.staging if encodes_there else Direct()
@@ -311,16 +311,6 @@ def _contributing(context: WorkerContext, kept: Callable[[], State]) -> Contribu
     seed, shard_of = context.plan.run.seed, context.workload.samples.shard_of
     beat_of = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
     return LocalSteps(context.workload, context.replica, local, seed, beat_of, context.services.await_copied, kept)
-
-
-def _refuse_kept(gradients: Contributing, plan: Plan) -> None:
-    """Raises ConfigurationError where others are to compute contributions that have a state."""
-    if gradients.keeps_state and plan.cluster.claims_required:
-        kept = "what shards keep for their contribution stays with their workers"
-        raise ConfigurationError([f"cluster.claims: {kept}; leave cluster.claims out"], code="claims.kept")
-    if gradients.keeps_state and plan.cadence.check_every:
-        kept = "the state of shards for their contribution stays with their workers, so no other one can compute it"
-        raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
 
 
 class _Free(_Unsplit):

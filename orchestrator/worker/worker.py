@@ -24,13 +24,12 @@ from orchestrator.checkpoint.stream_log import StreamLog
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.comm.transports.base import Regions
 from orchestrator.common import injection
-from orchestrator.common.values import Every, Span
 from orchestrator.config.plan import Plan
 from orchestrator.controller.events import Ended
 from orchestrator.data import input_auditing
 from orchestrator.data.files import waiting
 from orchestrator.data.loaders import Loaders, Recipe
-from orchestrator.errors import ConfigurationError, RunFailed, coded
+from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator, cuda, determinism, exact, inductor, staging
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, naming
@@ -50,7 +49,7 @@ from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
 from orchestrator.worker.member.cuda_stamps import CudaStamps
 from orchestrator.worker.member.generation import Connect, Generation, ProcessServices
-from orchestrator.worker.model import construction
+from orchestrator.worker.model import construction, refusals
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import ShardGraphs
@@ -113,10 +112,10 @@ class Worker:
         with phases.of("optimizer and memory", "worker"):
             context = self._context(device, whole_on)
             self._execution = execution(context)
-            _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
+            refusals.refuse_absence(plan, keeps=self._execution.keeps_shard_state)
             self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
-        _refuse_unwatched(plan, self._workload)
+        refusals.refuse_unwatched(plan, validates=bool(self._workload.evaluation_batches))
         listing = getattr(self._workload.samples.dataset, "listing", None)
         admitted = self._admitted(context.replica)
         steps = self._steps()
@@ -171,14 +170,14 @@ class Worker:
         if self._services.tries_answers:  # one worker tells for all
             for note in notes:
                 self._services.emit({"event": "device", "why": note})
-        construction.refuse_moving(workload.model, workload.buffer_rules, plan)
-        construction.refuse_compiled(workload.model, plan)
+        refusals.refuse_moving(workload.model, workload.buffer_rules, plan)
+        refusals.refuse_compiled(workload.model, plan)
         if self._services.tries_answers and (found := serving_trial.unfit(plan, workload)) is not None:
             self._services.emit({"event": "unserved", **found})
         if workload.batches.streams is not None:
-            _refuse_epochs(plan)
+            refusals.refuse_epochs(plan)
         if workload.batches.is_live:
-            _refuse_live(plan)
+            refusals.refuse_live(plan)
         return workload
 
     def _context(self, device: worker_device.Device, whole_on: staging.Staging) -> WorkerContext:
@@ -477,58 +476,6 @@ class Worker:
         if self._loaders is not None:
             self._loaders.forget()
             self._workload.batches.use_loaders(self._loaders, shards, steps)
-
-
-def _refuse_unwatched(plan: Plan, workload: PipelineAdapter) -> None:
-    """Raises ConfigurationError where something watches a metric that nobody computes."""
-    monitors = plan.update.monitors_a_metric or plan.checkpoints.best is not None
-    if monitors and not workload.evaluation_batches:
-        who = "early_stopping, schedule=plateau and checkpoint.best"
-        raise ConfigurationError(
-            [f"{who} watch a metric, but datasets() returned no validation set"], code="evaluation.no-validation"
-        )
-
-
-def _refuse_epochs(plan: Plan) -> None:
-    """Raises ConfigurationError for what counts epochs, which a stream has not."""
-    given = {f"schedule.{key}": value for key, value in plan.update.schedule.options.items()}
-    given |= {"evaluation.every": plan.cadence.evaluation, "checkpoint.every": plan.checkpoints.every}
-    found = [key for key, value in given.items() if isinstance(value, Span | Every) and value.epochs is not None]
-    if found:
-        raise ConfigurationError(
-            [f"{key}: the training set is a Stream, which has no length; give it in steps" for key in found],
-            code="streams.schedule-epochs",
-        )
-
-
-def _refuse_live(plan: Plan) -> None:
-    """Raises ConfigurationError for what would ask a live stream for samples that it has given."""
-    found = [
-        (not plan.lockstep, f"sync: {plan.sync.name} computes samples again", "sync=bsp"),
-        (plan.cluster.members.stages > 1, "cluster.stages: several workers would take its samples", "cluster.stages=1"),
-        (
-            plan.run.compute.arithmetic != "native",
-            "run.arithmetic: portable looks at the first micro-batch",
-            "run.arithmetic=native",
-        ),
-    ]
-    problems = [
-        coded("streams.live", f"{why}, and a live Stream gives each once; set {instead}")
-        for refused, why, instead in found
-        if refused
-    ]
-    if problems:
-        raise ConfigurationError(problems)
-
-
-def _refuse_absence(plan: Plan, *, keeps: bool) -> None:
-    """Raises ConfigurationError where a site may sit out, and with it would go what its shards keep."""
-    if plan.data.sits_out and keeps:
-        raise ConfigurationError(
-            ["data.absent: shards keep something from step to step here, which is lost with a site that goes"],
-            "set data.absent=wait, or train without what is kept (compression, a contribution with a state, a Stream)",
-            code="site.absent",
-        )
 
 
 def _stream_log(generation: Generation, rank: int) -> StreamLog:

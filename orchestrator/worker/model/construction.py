@@ -8,7 +8,6 @@ It reads no data and computes nothing.
 from __future__ import annotations
 
 import gc
-import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -34,14 +33,11 @@ from orchestrator.optim.compressions.codec import Codec, Means, Model
 from orchestrator.optim.contributions import CONTRIBUTIONS
 from orchestrator.optim.transforms import Chain
 from orchestrator.pipeline import Pipeline, defines, naming
-from orchestrator.worker.model import begin_state, initial, moving_buffers
+from orchestrator.worker.model import begin_state, initial, moving_buffers, refusals
 
 Built = TypeVar("Built")
 _SOME_STEPS = 64  # of a course that is not known yet
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
-# The methods that torch calls on a module, with their arguments; a method of the user's may have the name and mean something
-# else.
-_CALLED: Mapping[str, tuple[tuple[bool, ...], ...]] = {"train": ((), (True,)), "eval": ((),)}
 
 
 def make_pipeline(kind: type[Pipeline], args: Mapping[str, Any], seed: int) -> Pipeline:
@@ -58,7 +54,7 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
             f"model() returned {type(model).__name__}", "return a torch.nn.Module", code="pipeline.model"
         )
     with naming("reading the model's layers"):
-        _refuse_clashes(model)
+        refusals.refuse_clashes(model)
     with naming("train() of the model"):
         model.train()
     return model
@@ -164,12 +160,12 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     if adapted is not None:
         adapted.begin(course_of(plan, None))
     model = make_model(pipeline, plan.run.seed)
-    refuse_unsupported(model)
-    refuse_compiled(model, plan)
+    refusals.refuse_unsupported(model)
+    refusals.refuse_compiled(model, plan)
     if plan.run.initial is not None and plan.run.initial.digest is not None:  # one that a launch has fetched
         initial.begin_with(model, plan.run.initial)
     rules = moving_buffers.declared(pipeline, model)
-    refuse_moving(model, rules, plan)
+    refusals.refuse_moving(model, rules, plan)
     _refuse_idle_compression(model, plan)
     make_contribution(plan.update.contribution)
     if plan.run.begin is not None:
@@ -214,7 +210,7 @@ def _notes_on_compiling(model: torch.nn.Module, plan: Plan) -> list[str]:
     if not plan.run.compute.compiled:
         return []
     notes = [inductor.NOTE] if plan.run.compute.device == "cpu" else []
-    if (name := _compiled_module(model)) is not None:
+    if (name := refusals.compiled_module(model)) is not None:
         notes.append(
             f"run.compile: the pipeline has compiled {name!r} itself, which is taken as it is; what it chooses by a "
             "measurement or by the shapes it has seen may give other bits on another worker; first gradients alone are compared"
@@ -234,37 +230,6 @@ def _notes_on_rows(model: torch.nn.Module, plan: Plan) -> list[str]:
     ]
 
 
-def _refuse_clashes(model: torch.nn.Module) -> None:
-    for name, module in model.named_modules():
-        for method, calls in _CALLED.items():
-            own = getattr(module, method)
-            if getattr(own, "__func__", None) is getattr(torch.nn.Module, method):
-                continue
-            if not all(_takes(own, given) for given in calls):
-                where = f"{name}.{method}" if name else method
-                raise PipelineRaised(
-                    f"the model's {where}{_parameters(own)} stands in the place of torch's {method}()",
-                    f"give it another name: {method}() is called to set the mode of a layer; the training itself is done here",
-                    code="model.name-clash",
-                )
-
-
-def _takes(method: Any, given: tuple[bool, ...]) -> bool:
-    try:
-        inspect.signature(method).bind(*given)
-    except TypeError:
-        return False
-    except ValueError:  # it has none that Python knows
-        return True
-    return True
-
-
-def _parameters(method: Any) -> str:
-    return (
-        f"({', '.join(inspect.signature(method).parameters)})" if callable(method) else f", a {type(method).__name__},"
-    )
-
-
 def _refuse_idle_compression(model: torch.nn.Module, plan: Plan) -> None:
     """Raises ConfigurationError where all that a compression does to this model is to sum it exactly."""
     variant = plan.update.compression
@@ -282,122 +247,4 @@ def _refuse_idle_compression(model: torch.nn.Module, plan: Plan) -> None:
         [f"compression: {variant.name} with {given} makes no tensor of this model smaller"],
         "give it other options, such as a lower compression.rank, or leave compression out",
         code="compression.idle",
-    )
-
-
-def refuse_moving(model: torch.nn.Module, rules: Mapping[str, str], plan: Plan) -> None:
-    """Raises PipelineRaised where contributions are clipped and the model would have more of its shards than these, and where
-    replicas run free and have no first shard. rules: that are declared, by the name of a buffer."""
-    moving = moving_buffers.Moving.of(model, rules)
-    joined = {name: rule for rule, buffers in moving.joined.items() for name in buffers}
-    if plan.data.privacy is not None:
-        _refuse_statistics(model)
-        for name in [*rules, *joined]:
-            raise PipelineRaised(
-                f"the buffer {name!r} moves while batches are computed, and no clipping bounds how far",
-                "with privacy.clipping_norm only gradients are added up: leave buffers() and spectral normalisation out",
-                code="model.buffer-clipping",
-            )
-    if not plan.lockstep:
-        for name, rule in joined.items():
-            raise PipelineRaised(
-                f"the buffer {name!r} has the rule {rule!r}, and under sync={plan.sync.name} shards do not end their steps "
-                "together",
-                f'set sync=bsp, or declare another rule: def buffers(self): return {{"{name}": "mean"}} in the pipeline',
-                code="model.buffer-sync",
-            )
-
-
-def _refuse_statistics(model: torch.nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, batchnorm._NormBase) and module.running_mean is not None:
-            raise PipelineRaised(
-                f"the layer {name or 'model'!r} keeps running statistics of the samples, which no clipping bounds",
-                "with privacy.clipping_norm normalise within a sample (GroupNorm, LayerNorm), or set track_running_stats=False",
-                code="model.running-statistics",
-            )
-
-
-def refuse_unsupported(model: torch.nn.Module) -> None:
-    """Raises PipelineRaised for models that cannot be trained exactly, naming the tensor and the remedy."""
-    with naming("reading the model's parameters and buffers"):
-        _refuse_tensors(model)
-        _refuse_shared_memory(model)
-        if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
-            raise PipelineRaised(
-                "the model has no parameter that requires a gradient",
-                "nothing could be trained",
-                code="model.no-parameter",
-            )
-
-
-def refuse_compiled(model: torch.nn.Module, plan: Plan) -> None:
-    """Raises PipelineRaised where the pipeline has compiled a module, and the settings say nothing of it."""
-    name = None if plan.run.compute.compiled else _compiled_module(model)
-    if name is not None:
-        raise PipelineRaised(
-            f"the module {name!r} is compiled",
-            "set run.compile=true, which is part of what determines the result, or leave torch.compile out",
-            code="model.compiled",
-        )
-
-
-def _compiled_module(model: torch.nn.Module) -> str | None:
-    """The first that the pipeline has compiled."""
-    with naming("reading the model's layers"):
-        return next((name or "model" for name, each in model.named_modules() if inductor.is_compiled(each)), None)
-
-
-def _refuse_tensors(model: torch.nn.Module) -> None:
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
-        if torch.nn.parameter.is_lazy(tensor):
-            raise PipelineRaised(
-                f"{kind} {name!r} has no shape yet",
-                "give lazy layers their sizes, or run one batch through them in model()",
-                code="model.lazy",
-            )
-        if kind == "parameter" and tensor.dtype != torch.float32:
-            raise PipelineRaised(
-                f"parameter {name!r} is {tensor.dtype}", "parameters have to be torch.float32", code="model.dtype"
-            )
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-            raise PipelineRaised(
-                f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
-                "keep it dense and on the CPU; run.device says where the run moves it",
-                code="model.not-dense",
-            )
-
-
-def _refuse_shared_memory(model: torch.nn.Module) -> None:
-    """Raises PipelineRaised for parameters that share memory: they are moved, and would be separated. Buffers may share
-    memory among themselves."""
-    owners: dict[int, str] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and any(
-            size > 1 and not stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
-        ):
-            raise PipelineRaised(
-                f"elements of the parameter {name!r} share memory, as those of an expanded tensor",
-                "no optimizer of torch can step it: keep what is expanded as the parameter and expand it in forward(), or "
-                "make each element its own by contiguous()",
-                code="model.expanded",
-            )
-        owner = owners.setdefault(_address(parameter), name) if parameter.numel() else name
-        if owner != name:
-            raise _shared(owner, name)
-    for name, buffer in model.named_buffers():
-        if buffer.numel() and _address(buffer) in owners:
-            raise _shared(owners[_address(buffer)], name)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _shared(first: str, second: str) -> PipelineRaised:
-    return PipelineRaised(
-        f"{first!r} and {second!r} share memory but are two objects",
-        "tie them by assigning the same Parameter to both places",
-        code="model.shared-memory",
     )

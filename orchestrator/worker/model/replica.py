@@ -28,9 +28,10 @@ from orchestrator.numerics.byte_layout import bytes_of, same_bits
 from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
-from orchestrator.worker.model.construction import layout_of, refuse_unsupported
+from orchestrator.worker.model.construction import layout_of
 from orchestrator.worker.model.moving_buffers import MEAN, BufferRemains, Moving, fits
 from orchestrator.worker.model.packed_buffers import PackedBuffers
+from orchestrator.worker.model.refusals import refuse_unsupported
 
 _PIECE = 2**12  # elements
 _FEW_BYTES = 2**20  # of statistics, which are kept for each shard of a step as they are; of more, whether they changed
