@@ -107,7 +107,7 @@ class GenerationContext:
         return self.generation.exchange(self.rank, self.transport, memory, self.deadline_s)
 
 
-def _require_memory(context: WorkerContext) -> None:
+def _require_memory_for_free_replicas(context: WorkerContext) -> None:
     """For replicas that run free: much of it lies in no region, and is given page by page, till none is left. Raises
     MemoryError."""
     plan, layout = context.plan, context.replica.layout
@@ -153,8 +153,8 @@ class Strategy(Protocol):
         """For one generation, whose state is here."""
 
 
-class _Unsplit:
-    """The common part of executions whose workers hold the whole model."""
+class _WholeModel:
+    """The common part of strategies whose workers hold the whole model."""
 
     model_state: ReplicaState
 
@@ -173,7 +173,7 @@ class _Unsplit:
         pass
 
 
-class LockstepStrategy(_Unsplit):
+class LockstepStrategy(_WholeModel):
     """All replicas are equal after each step. The sum is direct, or of what a compression makes of the gradients."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -313,8 +313,8 @@ def _contributing(context: WorkerContext, kept: Callable[[], State]) -> Contribu
     return LocalSteps(context.workload, context.replica, local, seed, beat_of, context.services.await_copied, kept)
 
 
-class _Free(_Unsplit):
-    """The common part of executions whose replicas are equal only at a sync barrier, and whose shards keep optimizers of
+class _FreeReplicas(_WholeModel):
+    """The common part of strategies whose replicas are equal only at a sync barrier, and whose shards keep optimizers of
     their own."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -323,7 +323,7 @@ class _Free(_Unsplit):
         self._mode = plan.mode
         kernels = context.device.kernels
         if kernels is None:
-            _require_memory(context)
+            _require_memory_for_free_replicas(context)
         self._updating = HOST if kernels is None else Updating(kernels)
         sums = sums_of(plan) if kernels is None else integers_on(kernels)
         self._memory = Memory(replica.layout, context.device.regions, sums=sums)
@@ -335,7 +335,7 @@ class _Free(_Unsplit):
         self._memory.suit(generation.schedule, rank)
 
 
-class AsyncStrategy(_Free):
+class AsyncStrategy(_FreeReplicas):
     """Replicas run free between sync barriers."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -365,7 +365,7 @@ class AsyncStrategy(_Free):
         return AsyncPhases(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
 
 
-class GossipStrategy(_Free):
+class GossipStrategy(_FreeReplicas):
     """Each shard has a model of its own."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -481,7 +481,7 @@ class PipelineStrategy:
         return self._hosted
 
 
-EXECUTIONS: Final[Mapping[str, Callable[[WorkerContext], Strategy]]] = {
+STRATEGIES: Final[Mapping[str, Callable[[WorkerContext], Strategy]]] = {
     "lockstep": LockstepStrategy,
     "sprints": AsyncStrategy,
     "gossip": GossipStrategy,
@@ -492,7 +492,7 @@ def _whole(context: WorkerContext) -> Whole:
     return Whole(context.workload, context.replica, context.plan.data.shards)
 
 
-def execution(context: WorkerContext) -> Strategy:
+def strategy_of(context: WorkerContext) -> Strategy:
     if context.plan.cluster.members.stages > 1:
         return PipelineStrategy(context)
-    return EXECUTIONS[context.plan.mode.execution](context)
+    return STRATEGIES[context.plan.mode.execution](context)

@@ -56,7 +56,7 @@ from orchestrator.worker.model.shard_graphs import ShardGraphs
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import turns
 from orchestrator.worker.server import Server
-from orchestrator.worker.strategies import GenerationContext, WorkerContext, execution
+from orchestrator.worker.strategies import GenerationContext, WorkerContext, strategy_of
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
@@ -92,7 +92,7 @@ class Worker:
             with input_auditing.window(self._plan.declared) as window, self._memory_explained(), turn:
                 run_manifest = self._build()
                 if turns.is_to_let_go(self._plan, self._services):
-                    self._execution.become_spare()
+                    self._strategy.become_spare()
             self.input_audit = window.audit | self._verified_loaders()
         except BaseException:
             self._close_loaders()
@@ -111,8 +111,8 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         with phases.of("optimizer and memory", "worker"):
             context = self._context(device, whole_on)
-            self._execution = execution(context)
-            refusals.refuse_absence(plan, keeps=self._execution.keeps_shard_state)
+            self._strategy = strategy_of(context)
+            refusals.refuse_absence(plan, keeps=self._strategy.keeps_shard_state)
             self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         refusals.refuse_unwatched(plan, validates=bool(self._workload.evaluation_batches))
@@ -133,7 +133,7 @@ class Worker:
             "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
             "counters": context.replica.counter_names(),
             "joined": list(context.replica.joined),
-            "shard_state": self._execution.keeps_shard_state,
+            "shard_state": self._strategy.keeps_shard_state,
             "initial_parameters": injection.at("initial parameters", None, model_digest(self._workload.model)),
             "compute": compute,
             **self._portability(context.replica, context.updater),
@@ -207,7 +207,7 @@ class Worker:
             torch.set_num_threads(max(compute.threads, own))
         self._services.heartbeat.beat("admission")
         with phases.of("admission", "worker"):
-            admitted = self._execution.admit(partial(self._prove, replica))
+            admitted = self._strategy.admit(partial(self._prove, replica))
             replica.forget()  # gradients of the proof, which a spare would hold as long as it waits
             if compute.device == "cuda" and (self._flops_per_sample is not None or self._is_staged):
                 self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
@@ -228,7 +228,7 @@ class Worker:
     def become_spare(self) -> None:
         """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them,
         and of what the first micro-batch took. Between `prepare` and the first `run`, from the compute thread."""
-        self._execution.become_spare()
+        self._strategy.become_spare()
         device_memory.give_back(self._plan)
 
     @property
@@ -250,21 +250,20 @@ class Worker:
         self._beside = nodes.count(nodes[rank])
         self._workers.append(generation.workers)
         with self._memory_explained():
-            self._execution.suit(generation, rank)
+            self._strategy.suit(generation, rank)
             device_memory.limit(self._plan, self.regions)
         if self._state is None:
             self._state = self._first_state(generation.begin.run_manifest)
-            model_state = self._execution.model_state
+            model_state = self._strategy.model_state
             self._held = lambda: device_memory.held(
-                model_state.replica, model_state.optimizer, self.regions, self._execution.held_bytes
+                model_state.replica, model_state.optimizer, self.regions, self._strategy.held_bytes
             )
-        ended = live(
-            generation,
-            self._services.heartbeat,
-            connect,
-            lambda transport: self._walked(generation, rank, transport),
-            lambda: self.progress,
-        )
+
+        def with_peers(transport: CancellableTransport) -> Ended:
+            with self._memory_explained():
+                return self._take_part(generation, rank, transport)
+
+        ended = live(generation, self._services.heartbeat, connect, with_peers, lambda: self.progress)
         if ended.kind == "stop":
             self._left = None
         held, staged = self._state.model_state.rows
@@ -315,11 +314,11 @@ class Worker:
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, or those of the stage that it hosts, tied tensors once, as tensors of
         their own in host memory."""
-        return {name: each.to("cpu", copy=True).contiguous() for name, each in self._execution.boundary.state().items()}
+        return {name: each.to("cpu", copy=True).contiguous() for name, each in self._strategy.boundary.state().items()}
 
     def weights(self) -> Weights:
         """The same as a safetensors file, of which there is no copy. Between generations."""
-        return Weights(self._execution.boundary.state())
+        return Weights(self._strategy.boundary.state())
 
     def _subset(self) -> dict[str, str]:
         subset = self._workload.samples.subset
@@ -359,20 +358,16 @@ class Worker:
         """The state of a worker that has not taken part in a generation yet."""
         services, writer = self._services, self._services.writer
         timing = Timing(self._plan, run_manifest["samples"], services.heartbeat, lambda: writer.busy)
-        self._execution.model_state.start(run_manifest["steps"])
+        self._strategy.model_state.start(run_manifest["steps"])
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
-        execution = self._execution
+        strategy = self._strategy
         state = WorkerState(
-            *(self._plan, services, execution.model_state, execution.boundary, loop, timing, self._callbacks),
+            *(self._plan, services, strategy.model_state, strategy.boundary, loop, timing, self._callbacks),
             self._digests,
         )
         if state.model_state.keeps_shard_state or self._is_staged:
             state.keep_initial()
         return state
-
-    def _walked(self, generation: Generation, rank: int, transport: CancellableTransport) -> Ended:
-        with self._memory_explained():
-            return self._walk(generation, rank, transport)
 
     def _memory_explained(self) -> AbstractContextManager[None]:
         """Within the block a GPU that has no memory left is an OutOfDeviceMemory that says whose it is."""
@@ -394,7 +389,8 @@ class Worker:
         held = self._held()
         return cuda.memory() | ({} if held is None else held.told())
 
-    def _walk(self, generation: Generation, rank: int, transport: CancellableTransport) -> Ended:
+    def _take_part(self, generation: Generation, rank: int, transport: CancellableTransport) -> Ended:
+        """As `run`, once peers are connected."""
         state, begin = self._state, generation.begin
         shards, steps = begin.shards[rank], begin.run_manifest["steps"]
         assert state is not None
@@ -408,8 +404,8 @@ class Worker:
             if not state.loop.ended:
                 self._prefetch_files(generation, rank, steps)
                 self._use_loaders(shards, steps)
-            moment = GenerationContext(generation, rank, transport, state.timing, hooks.deadline_s)
-            executor, exchange = self._execution.executor(moment)
+            context = GenerationContext(generation, rank, transport, state.timing, hooks.deadline_s)
+            executor, exchange = self._strategy.executor(context)
             halted = state.loop.run(executor, exchange, hooks, saving=bool(generation.writers))
         finally:
             self._workload.batches.drop_following()

@@ -69,8 +69,8 @@ class Flips:
         member = self.run.everybody[self.member].member
         assert isinstance(member, Worker)
         self._worker = member
-        held: Any = member._execution.model_state
-        replica, summation = held.replica, member._execution._summation  # type: ignore[attr-defined]
+        held: Any = member._strategy.model_state
+        replica, summation = held.replica, member._strategy._summation  # type: ignore[attr-defined]
         self._place = self.dice.random(), self.dice.randrange(12, 23)  # so that rounding does not hide it
         if self.where == "gradient":
             replica.contribution = self._after(replica.contribution, lambda found: self._flip(found[0]))

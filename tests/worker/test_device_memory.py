@@ -338,8 +338,8 @@ def test_a_spare_gives_back_what_its_first_micro_batch_took_of_the_gpu(
     plan = replace(PLAN, run=replace(PLAN.run, compute=replace(PLAN.run.compute, device=where)))
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty_cache"))
-    execution = SimpleNamespace(become_spare=lambda: done.append("become_spare"))
-    Worker.become_spare(SimpleNamespace(_execution=execution, _plan=plan))  # type: ignore[arg-type]
+    strategy = SimpleNamespace(become_spare=lambda: done.append("become_spare"))
+    Worker.become_spare(SimpleNamespace(_strategy=strategy, _plan=plan))  # type: ignore[arg-type]
     assert done == ["become_spare", *calls]
 
 

@@ -153,7 +153,7 @@ def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyP
     members = _Members(settings, Hub.transport)
     members.run()
     regions: list[Any] = members._regions
-    model, optimizer = members.members[0]._workload.model, members.members[0]._execution.model_state._updater.optimizer  # type: ignore[union-attr]
+    model, optimizer = members.members[0]._workload.model, members.members[0]._strategy.model_state._updater.optimizer  # type: ignore[union-attr]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     remembered = sum(
         value.numel() for state in optimizer.state.values() for key, value in state.items() if key != "step"
@@ -185,9 +185,9 @@ def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkey
     monkeypatch.setattr("tests.worker.runs.LocalRegions", Counting)
     members = _Members(settings, Hub.transport)
     members.run()
-    execution: Any = members.members[0]._execution  # type: ignore[union-attr]
-    free, updates = execution._free, execution._free._updates
-    own = [free._x, free._last_barrier.parameters, execution._deltas.pending]
+    strategy: Any = members.members[0]._strategy  # type: ignore[union-attr]
+    free, updates = strategy._free, strategy._free._updates
+    own = [free._x, free._last_barrier.parameters, strategy._deltas.pending]
     own += [updates._before, updates._memory.gradient, updates._memory.update]
     regions: list[Any] = members._regions
     hosted, size = -(-settings.data.shards // on.workers), free.size

@@ -233,7 +233,7 @@ def test_one_shard_with_the_mean_is_its_own_training() -> None:
 def test_parameters_are_the_rounds_start_again_after_each_shard() -> None:
     worker = Worker(resolve(settings_for(LabelledBatchnorm, **CASES[4])), LocalRegions())
     worker.prepare()
-    replica, contributing = worker._execution.model_state.replica, worker._execution._trainer._gradients  # type: ignore[attr-defined]
+    replica, contributing = worker._strategy.model_state.replica, worker._strategy._trainer._gradients  # type: ignore[attr-defined]
     before = replica.flat.clone().view(torch.int32)
     found = [contributing.compute(0, shard) for shard in range(5)]
     assert torch.equal(replica.flat.view(torch.int32), before)

@@ -194,7 +194,7 @@ def _prepared(pipeline: type[Pipeline], **settings: Any) -> Worker:
 
 def _sums(worker: Worker, keys: Keys) -> torch.Tensor:
     """The sum of the shards of step 0, as real numbers."""
-    trainer: Any = worker._execution._trainer  # type: ignore[attr-defined]
+    trainer: Any = worker._strategy._trainer  # type: ignore[attr-defined]
     trainer.unlock(keys)
     trainer.take_on([range(4)])
     trainer.contribute(0, 0, Grid.unset(1, 1))
@@ -260,7 +260,7 @@ def test_the_vote_of_a_step_tells_nothing_of_samples() -> None:
     plan = resolve(settings_for(Labelled, **CASES[3]))
     worker = Worker(plan, LocalRegions())
     worker.prepare()
-    trainer: Any = worker._execution._trainer  # type: ignore[attr-defined]
+    trainer: Any = worker._strategy._trainer  # type: ignore[attr-defined]
     trainer.unlock(SECRET.keys("tests"))
     trainer.take_on([(0, 2)])
     told = trainer.contribute(0, 0, Grid.unset(1, 1))

@@ -112,8 +112,8 @@ def test_a_spare_holds_no_values_until_it_has_a_stage() -> None:
         tensors = [*member._workload.model.parameters(), *member._workload.model.buffers()]
         member.become_spare()
         assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == 0
-        assert isinstance(member._execution, PipelineStrategy)
-        assert member._execution._replica is None
+        assert isinstance(member._strategy, PipelineStrategy)
+        assert member._strategy._replica is None
     (one,) = {end.digest for end in members.run() if isinstance(end, Ended)}
     assert [one] == [end.digest for end in expected if isinstance(end, Ended)]
 

@@ -159,9 +159,9 @@ def test_workers_agree_on_what_their_devices_compute(monkeypatch: pytest.MonkeyP
     worker = Worker(plan, LocalRegions())
     assert worker.prepare()["reference"] == alike[0]
     assert not any(parameter in there for parameter in worker._workload.model.parameters())
-    assert isinstance(worker._execution, PipelineStrategy)
-    assert worker._execution._replica is not None
-    worker._execution._replica.check_step()  # nothing has changed
+    assert isinstance(worker._strategy, PipelineStrategy)
+    assert worker._strategy._replica is not None
+    worker._strategy._replica.check_step()  # nothing has changed
 
 
 class Varies(Otherwise):

@@ -238,7 +238,7 @@ def test_a_member_holds_its_stage_only() -> None:
     assert not alive[0] & alive[1]
     for worker, names in zip(workers, alive, strict=True):
         assert worker.state().keys() == names
-        state = worker._execution.model_state.capture({})
+        state = worker._strategy.model_state.capture({})
         assert {name.removeprefix("model/") for name in state.tensors if name.startswith("model/")} == names
         assert {name.split("/")[2] for name in state.tensors if name.startswith("optimizer/")} == names
 

@@ -147,8 +147,8 @@ def test_workers_that_prepare_in_turns_keep_nothing_in_between_and_end_alike(mon
         assert isinstance(member, Worker)
         tensors = [*member._workload.model.parameters(), *member._workload.model.buffers()]
         assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == 0
-        assert isinstance(member._execution, PipelineStrategy)
-        assert member._execution._replica is None
+        assert isinstance(member._strategy, PipelineStrategy)
+        assert member._strategy._replica is None
     assert {end.digest for end in members.run() if isinstance(end, Ended)} == {unsplit}
     assert made == [8]
     assert (host.most, host.held) == (1, {})
