@@ -276,11 +276,11 @@ def _require_free(to: Path) -> None:
         )
 
 
-def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
+def export(name: str, request: Wanted, uri: str | None) -> Exported:
     """Raises UsageError, ConfigurationError and NotRerunnable; then there is no crate."""
-    _require_free(wanted.to)
-    given = rebuild.wheels_in(wanted.wheels)
-    signer = None if wanted.key is None else statement.signer(wanted.key)
+    _require_free(request.to)
+    wheels = rebuild.wheels_in(request.wheels)
+    signer = None if request.key is None else statement.signer(request.key)
     project = Path.cwd()
     folder = project_folder(project)
     store = Store.with_run(uri, folder, name)
@@ -291,31 +291,38 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
         )
     original.require()
     with original.readable():
-        places = _places(original, wanted, folder)
-    ownership.require_own_places(original.past, wanted.trusted, "export=", places)
+        places = _places(original, request, folder)
+    ownership.require_own_places(original.past, request.trusted, "export=", places)
     display = for_stream()
-    with ExitStack() as held:
-        files = _of_record(original, store, held)
-        carried, told, notes = _data(original, project, folder, wanted, held)
+    with ExitStack() as open_files:
+        files = _of_record(original, store, open_files)
+        carried, data_kinds, notes = _data(original, project, folder, request, open_files)
         wheel, without = _own_wheel(original)
-        files |= {**wheel, **_wheels(original, given)}
+        files |= {**wheel, **_wheels(original, wheels)}
         notes += without
-        weights, begins, without = _weights(original, store, folder, trusted=wanted.trusted)
+        weights, begins, without = _weights(original, store, folder, trusted=request.trusted)
         files |= weights
         notes += without
-        kept = _checkpoints(original, folder, held) if wanted.with_checkpoints else {}
-        files |= kept
+        checkpoints = _checkpoints(original, folder, open_files) if request.with_checkpoints else {}
+        files |= checkpoints
         names: dict[str, str] = {}
         for path, (place, entries) in carried.items():
             names[path] = _name_of(path, len(names))
             files |= {f"{names[path]}/{entry}" if entry else names[path]: place / entry for entry in entries}
-        made = crate.make(files, {**_run(original.past), **begins}, names, wanted.license, signer)
-        size = _write(made, wanted.to)
+        packed = crate.make(files, {**_run(original.past), **begins}, names, request.license, signer)
+        size = _write(packed, request.to)
     for note in notes:
         display.say(f"note: {note}")
-    came = None if original.initial.name is None else "included" if begins else "missing"
-    sealed = made.statement_sha256, made.signed_by, made.trace, len(steps_among(Path(name).name for name in kept))
-    return Exported(original.past.run_id, str(wanted.to), len(made.files), size, told, came, *sealed, notes)
+    initial_weights = None if original.initial.name is None else "included" if begins else "missing"
+    sealed = (
+        packed.statement_sha256,
+        packed.signed_by,
+        packed.trace,
+        len(steps_among(Path(name).name for name in checkpoints)),
+    )
+    return Exported(
+        original.past.run_id, str(request.to), len(packed.files), size, data_kinds, initial_weights, *sealed, notes
+    )
 
 
 def _places(original: Recorded, wanted: Wanted, folder: Path) -> dict[str, str]:

@@ -364,15 +364,19 @@ def skew(state: ControllerState) -> str:
 
 
 def disagreement(
-    one: str, run_manifest: Mapping[str, Any], other: str, others: Mapping[str, Any]
+    one: str, run_manifest: Mapping[str, Any], other: str, other_manifest: Mapping[str, Any]
 ) -> Inconsistent | None:
     """Admission by proof (rule B4): every fact has to be equal but the machine, which explains why others are not."""
-    different = sorted(key for key in run_manifest if key != "machine" and run_manifest[key] != others.get(key))
+    different = sorted(key for key in run_manifest if key != "machine" and run_manifest[key] != other_manifest.get(key))
     if not different:
         return None
     if different == ["reference"]:
-        here, there = run_manifest.get("machine", {}), others.get("machine", {})
-        why = [f"{key} {here[key]} and {there.get(key)}" for key in here if here[key] != there.get(key)]
+        machine, other_machine = run_manifest.get("machine", {}), other_manifest.get("machine", {})
+        why = [
+            f"{key} {machine[key]} and {other_machine.get(key)}"
+            for key in machine
+            if machine[key] != other_machine.get(key)
+        ]
         return Inconsistent(
             f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'like machines'})",
             "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR",

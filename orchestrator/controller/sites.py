@@ -84,30 +84,30 @@ def _relief(may: Sequence[Sequence[int]], owner: Mapping[int, int], load: Sequen
     """Shards, each with whom it moves to, by which one who has much comes to have one less, and one who has two or more less
     than that one more; empty where there is no such pair."""
     owned = _owned(owner, len(load))
-    few = min(load, default=0)
-    for most in sorted(range(len(load)), key=lambda worker: (-load[worker], worker)):
-        if load[most] < few + 2:
+    lightest = min(load, default=0)
+    for busiest in sorted(range(len(load)), key=lambda worker: (-load[worker], worker)):
+        if load[busiest] < lightest + 2:
             break
-        came: dict[int, tuple[int, int]] = {}  # to this worker: by which shard, and from whom
-        reached = [most]
-        seen: set[int] = set()  # workers of a site that were reached through another shard of it
+        reached_by: dict[int, tuple[int, int]] = {}  # to this worker: by which shard, and from whom
+        reached = [busiest]
+        seen_sites: set[int] = set()  # workers of a site that were reached through another shard of it
         for worker in reached:  # grows
             for shard in reversed(owned[worker]):
-                for to in may[shard] if id(may[shard]) not in seen else ():
-                    if to != most and to not in came:
-                        came[to] = shard, worker
+                for to in may[shard] if id(may[shard]) not in seen_sites else ():
+                    if to != busiest and to not in reached_by:
+                        reached_by[to] = shard, worker
                         reached.append(to)
-                seen.add(id(may[shard]))
-        least = min(reached, key=load.__getitem__)  # the first of several
-        if load[least] + 2 <= load[most]:
-            return _path(came, most, least)
+                seen_sites.add(id(may[shard]))
+        idlest = min(reached, key=load.__getitem__)  # the first of several
+        if load[idlest] + 2 <= load[busiest]:
+            return _path(reached_by, busiest, idlest)
     return []
 
 
-def _path(came: Mapping[int, tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+def _path(reached_by: Mapping[int, tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
     path = []
     while last != first:
-        shard, before = came[last]
+        shard, before = reached_by[last]
         path.append((shard, last))
         last = before
     return path

@@ -129,8 +129,8 @@ def _together(vectors: Sequence[torch.Tensor], count: int, *, keeps: bool) -> li
     if not count:
         return [Chosen.at(torch.empty(0, dtype=torch.int64), torch.empty(0)) for _ in vectors]
     values = torch.stack([*vectors]) if len(vectors) > 1 else vectors[0].view(1, -1)
-    taken, counts = _taken(values, count)
-    places = taken.flatten().nonzero().flatten()
+    is_chosen, counts = _taken(values, count)
+    places = is_chosen.flatten().nonzero().flatten()
     exact = values.view(-1)[places]
     sent = rounded(exact)
     if keeps:
@@ -138,13 +138,13 @@ def _together(vectors: Sequence[torch.Tensor], count: int, *, keeps: bool) -> li
         if len(vectors) > 1:
             foreach.copy(vectors, values.unbind())
     within = (places % elements).int()
-    here = collected(within.nbytes + sent.nbytes, [(0, within), (within.nbytes, sent)])
-    found = zip(
-        torch.split(here[: within.nbytes].view(torch.int32).long(), counts),
-        torch.split(here[within.nbytes :].view(torch.float32).clone(), counts),
+    in_host = collected(within.nbytes + sent.nbytes, [(0, within), (within.nbytes, sent)])
+    pairs = zip(
+        torch.split(in_host[: within.nbytes].view(torch.int32).long(), counts),
+        torch.split(in_host[within.nbytes :].view(torch.float32).clone(), counts),
         strict=True,
     )
-    return [Chosen.at(own, of_own) for own, of_own in found]
+    return [Chosen.at(chosen_places, chosen_values) for chosen_places, chosen_values in pairs]
 
 
 def _taken(values: torch.Tensor, count: int) -> tuple[torch.Tensor, list[int]]:

@@ -130,42 +130,43 @@ def explained(
         raise explanation(found, place(), holds(), plan) from None
 
 
-def explanation(error: OutOfDeviceMemory, place: Place, holds: Held | None, plan: Plan) -> OutOfDeviceMemory:
+def explanation(error: OutOfDeviceMemory, place: Place, held: Held | None, plan: Plan) -> OutOfDeviceMemory:
     """The same error with all that is known. It recurs where the card is too small for the workers that share it: what one
     holds does not depend on how many micro-batches it computes."""
-    now: Taken = error.taken
-    parts = _parts(now, holds)
-    own = now.reserved + parts.get(_SUMS, 0)
-    others = max(0, now.total - now.free - own)
-    most = plan.cluster.card_bytes
-    bounded = most is not None and own + error.wanted > most
-    too_small = bounded or place.sharing * (own + error.wanted) > _WHOLE * now.total
-    needed = f"{sized(error.wanted)} more were needed, and {sized(now.free)}" if error.wanted else sized(now.free)
+    taken: Taken = error.taken
+    parts = _parts(taken, held)
+    held_here = taken.reserved + parts.get(_SUMS, 0)
+    held_elsewhere = max(0, taken.total - taken.free - held_here)
+    allowed = plan.cluster.card_bytes
+    bounded = allowed is not None and held_here + error.wanted > allowed
+    too_small = bounded or place.sharing * (held_here + error.wanted) > _WHOLE * taken.total
+    needed = f"{sized(error.wanted)} more were needed, and {sized(taken.free)}" if error.wanted else sized(taken.free)
     listed = ", ".join(f"{name} {sized(size)}" for name, size in parts.items() if size)
     sharing = f", which up to {place.sharing} workers of this run share" if place.sharing > 1 else ""
-    sharing += "" if most is None else f", of which cluster.gpu_gb allows it {sized(most)}"
+    sharing += "" if allowed is None else f", of which cluster.gpu_gb allows it {sized(allowed)}"
     lost = (
         "; the run has fewer workers than before, but a worker computes one micro-batch at a time, however many it hosts"
         if place.lost
         else ""
     )
-    if not error.wanted and now.free > (1 - _WHOLE) * now.total:
-        return _of_the_machine(error, now)
-    found = gpu_memory.full(
+    if not error.wanted and taken.free > (1 - _WHOLE) * taken.total:
+        return _of_the_machine(error, taken)
+    explained = gpu_memory.full(
         error.what,
-        f" ({place.card}, {sized(now.total)}{sharing})",
-        f"{needed} are free. This worker holds {sized(own)}: {listed or 'nothing'}; others, and the driver, hold "
-        f"{sized(others)}{lost}{error.frames}",
+        f" ({place.card}, {sized(taken.total)}{sharing})",
+        f"{needed} are free. This worker holds {sized(held_here)}: {listed or 'nothing'}; others, and the driver, hold "
+        f"{sized(held_elsewhere)}{lost}{error.frames}",
         "; or ".join(
-            ["raise cluster.gpu_gb, also in a resume"] * bounded + _remedies(parts, others, place, plan, now.total)
+            ["raise cluster.gpu_gb, also in a resume"] * bounded
+            + _remedies(parts, held_elsewhere, place, plan, taken.total)
         )
         + ";\n  error.txt in the run's folder has the allocator's summary and its largest segments, and "
         "https://pytorch.org/memory_viz draws memory_snapshot.pickle",
         error.details,
     )
-    found.recurs = too_small or not now.total
-    found.snapshot = error.snapshot
-    return found
+    explained.recurs = too_small or not taken.total
+    explained.snapshot = error.snapshot
+    return explained
 
 
 def _of_the_machine(error: OutOfDeviceMemory, now: Taken) -> OutOfDeviceMemory:

@@ -198,15 +198,15 @@ class Members:
         for member in members:
             if member in self._members and self._members[member].stacks is not None:
                 by_node.setdefault(self._members[member].node, []).append(member)
-        there = {node: self._ask_for_stacks(node, known) for node, known in by_node.items() if node != self._here}
-        here = by_node.get(self._here, [])
-        found = dict(zip(here, stack_dump.take(self._places(here)), strict=True))
+        references = {node: self._ask_for_stacks(node, asked) for node, asked in by_node.items() if node != self._here}
+        local_members = by_node.get(self._here, [])
+        stacks = dict(zip(local_members, stack_dump.take(self._places(local_members)), strict=True))
         deadline = time.monotonic() + _STACKS_S
-        for node, reference in there.items():
+        for node, reference in references.items():
             with contextlib.suppress(RayError, OSError):
-                seen = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
-                found.update(zip(by_node[node], seen, strict=True))
-        return found
+                answer = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
+                stacks.update(zip(by_node[node], answer, strict=True))
+        return stacks
 
     def _ask_for_stacks(self, node: str | None, members: Sequence[int]) -> Any:
         strategy = NodeAffinitySchedulingStrategy(str(node), soft=False)

@@ -25,30 +25,30 @@ def broken(partition: Callable[[Population], Any], population: Population) -> st
     """The law that it breaks, as a predicate; None where it keeps to all."""
     import numpy
 
-    given: list[tuple[Whole, Whole]] = []
+    handed_out: list[tuple[Whole, Whole]] = []
 
     def labels(by: str) -> Whole:
         found = population.labels(by)
-        given.append((found, found.copy()))
+        handed_out.append((found, found.copy()))
         return found
 
-    asked = Population(population.samples, population.shards, population.seed, labels, population.weights)
-    owners = partition(asked)
+    watched = Population(population.samples, population.shards, population.seed, labels, population.weights)
+    owners = partition(watched)
     if not isinstance(owners, numpy.ndarray) or owners.dtype.kind not in "iu":
         return f"gives {type(owners).__name__}; expected a numpy array of whole numbers, the owner of each sample"
     if owners.shape != (population.samples,):
         return f"gives owners of shape {owners.shape} for {population.samples} samples"
     if owners.size and owners.min() < 0:
         return f"gives the owner {owners.min()}; clients are numbered from 0 on"
-    if any(not numpy.array_equal(found, before) for found, before in given):
+    if any(not numpy.array_equal(found, before) for found, before in handed_out):
         return "changes the labels that it was given: copy them first"
-    kept = owners.copy()
+    first_owners = owners.copy()
     state = numpy.random.get_state()
     try:
         numpy.random.seed(population.seed ^ 1)
-        again = partition(asked)
+        again = partition(watched)
     finally:
         numpy.random.set_state(state)
-    if not numpy.array_equal(again, kept):
+    if not numpy.array_equal(again, first_owners):
         return "is not pure: asked again it gave other owners; draw from population.stream() alone"
     return None

@@ -103,26 +103,28 @@ def _free(name: str, found: Sequence[Card]) -> tuple[Card, int]:
     return card, card.memory_bytes - round(used)
 
 
-def without_lost(given: str | None, found: Sequence[Card], lost: Sequence[Lost]) -> Visible:
-    """The cards that are left to a run. A name that is unknown may be that of a lost card, as these tell no UUID. given: as of
-    `problem_of`."""
-    told = "; ".join(f"the GPU at {each.place} does not answer ({each.why})" for each in lost)
+def without_lost(variable: str | None, cards_here: Sequence[Card], lost: Sequence[Lost]) -> Visible:
+    """The cards that are left to a run. A name that is unknown may be that of a lost card, as these tell no UUID.
+    variable: as of `problem_of`."""
+    not_answering = "; ".join(f"the GPU at {each.place} does not answer ({each.why})" for each in lost)
     fault = card_faults.BY_CODE[cards.LOST]
-    names = [_first_of(card) for card in found] if given is None else given.split(",")
-    gone = [name for name in names if _meant(name, found) is None and _may_be_lost(name, len(found) + len(lost))]
-    if len(gone) > len(lost) and any(not name.startswith(gpus.MIG) for name in gone):
-        return Visible(problem_of(given, found))
-    left = [_by_uuid(name, found) for name in names if name not in gone]
-    if not left:
-        named = "" if given is None else f" and {VARIABLE}={given} names no other"
-        return Visible(coded(cards.LOST, f"run.device: {told}{named}; {fault.remedy}"))
-    if problem := problem_of(",".join(left), found):
+    names = [_first_of(card) for card in cards_here] if variable is None else variable.split(",")
+    lost_names = [
+        name for name in names if _meant(name, cards_here) is None and _may_be_lost(name, len(cards_here) + len(lost))
+    ]
+    if len(lost_names) > len(lost) and any(not name.startswith(gpus.MIG) for name in lost_names):
+        return Visible(problem_of(variable, cards_here))
+    left_uuids = [_by_uuid(name, cards_here) for name in names if name not in lost_names]
+    if not left_uuids:
+        named = "" if variable is None else f" and {VARIABLE}={variable} names no other"
+        return Visible(coded(cards.LOST, f"run.device: {not_answering}{named}; {fault.remedy}"))
+    if problem := problem_of(",".join(left_uuids), cards_here):
         return Visible(problem)
-    kept = ", ".join(str(card) for card in found if any(_meant(name, [card]) for name in left))
+    remaining = ", ".join(str(card) for card in cards_here if any(_meant(name, [card]) for name in left_uuids))
     return Visible(
         None,
-        ",".join(left),
-        f"{told} and is left out; the run has the other GPUs: {kept}; to have it back, {fault.remedy}",
+        ",".join(left_uuids),
+        f"{not_answering} and is left out; the run has the other GPUs: {remaining}; to have it back, {fault.remedy}",
     )
 
 
@@ -147,32 +149,32 @@ def unknown(error: CardsUnknown) -> str | None:
     )
 
 
-def problem_of(given: str | None, found: Sequence[Card]) -> str | None:
-    """Why these names are no cards of this machine. given: the variable; None where it is not set."""
-    if not found:
+def problem_of(variable: str | None, cards_here: Sequence[Card]) -> str | None:
+    """Why these names are no cards of this machine. variable: what names the cards (`VARIABLE`); None where it is not set."""
+    if not cards_here:
         return coded(
             "gpu.none-here",
             f"run.device: {cards.PROGRAM} finds no GPU on this machine; start the run where there is one (for a container: "
             "give it GPUs), or launch with run.device=cpu",
         )
-    if given is None:
+    if variable is None:
         return None
-    if hidden := _hidden(given):
+    if hidden := _hidden(variable):
         return hidden
-    names = given.split(",")  # as Ray hands them to workers
-    there = ", ".join(map(str, found))
-    taken = [_meant(name, found) for name in names]
-    for name, meant in zip(names, taken, strict=True):
+    names = variable.split(",")  # as Ray hands them to workers
+    listed = ", ".join(map(str, cards_here))
+    uuids = [_meant(name, cards_here) for name in names]
+    for name, meant in zip(names, uuids, strict=True):
         if meant is None:
             return coded(
                 "gpu.unknown-card",
-                f"run.device: {VARIABLE}={given} names {name!r}, which is no GPU of this machine; it has {there}; name them "
-                "by index or UUID, or unset it",
+                f"run.device: {VARIABLE}={variable} names {name!r}, which is no GPU of this machine; it has {listed}; name "
+                "them by index or UUID, or unset it",
             )
-    if len({*taken}) < len(taken):
+    if len({*uuids}) < len(uuids):
         return coded(
             "gpu.named-twice",
-            f"run.device: {VARIABLE}={given} names a GPU twice, for which CUDA shows none at all; name each once, and let "
+            f"run.device: {VARIABLE}={variable} names a GPU twice, for which CUDA shows none at all; name each once, and let "
             "workers share it by cluster.gpus_per_worker=0.5",
         )
     return None

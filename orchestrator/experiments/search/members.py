@@ -104,8 +104,8 @@ def read_ensemble(
 ) -> tuple[Ensemble | None, list[str]]:
     """The section `ensemble` and what is wrong with it. given: by full path; settings: of all members, None where they are
     wrong themselves."""
-    values, problems, others = read_own(OWN, given)
-    for path in others:
+    values, problems, unknown = read_own(OWN, given)
+    for path in unknown:
         if path[:2] != _OPTIONS:
             problems.append(
                 coded(
@@ -116,8 +116,8 @@ def read_ensemble(
     name = values["ensemble.combine.name"]
     options = {path[2]: each for path, each in given.items() if path[:2] == _OPTIONS and path[2:] != ("name",)}
     try:
-        _, found = COMBINATIONS.read(name, options)
-        problems += [coded(code_of(each), f"ensemble.combine.{option}: {each}") for option, each in found]
+        _, option_problems = COMBINATIONS.read(name, options)
+        problems += [coded(code_of(each), f"ensemble.combine.{option}: {each}") for option, each in option_problems]
     except ConfigurationError as error:
         problems += error.problems
     if name == "vote" and values["ensemble.output"] == "values":
@@ -131,9 +131,11 @@ def read_ensemble(
         problems += _misfits(settings, values["ensemble.members"])
     if problems or settings is None:
         return None, problems
-    own = {key.removeprefix("ensemble."): value for key, value in values.items() if key != "ensemble.combine.name"}
-    kept = {option: each.value for option, each in options.items()}
-    return Ensemble(combine=name, seed=settings.run.seed, options=kept, **own), []
+    ensemble_values = {
+        key.removeprefix("ensemble."): value for key, value in values.items() if key != "ensemble.combine.name"
+    }
+    combine_options = {option: each.value for option, each in options.items()}
+    return Ensemble(combine=name, seed=settings.run.seed, options=combine_options, **ensemble_values), []
 
 
 def _misfits(settings: Settings, members: int) -> list[str]:

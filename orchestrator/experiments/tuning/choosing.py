@@ -89,20 +89,20 @@ def decided(
     settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
     display = for_stream()
     try:
-        settings, told = _staged(settings, display)
-        if told is not None:
+        settings, staged_record = _staged(settings, display)
+        if staged_record is not None:
             where[BY_MEMORY] = "the memory at launch (tuning.json)"
         keys = settings.tuning.auto
         if not keys:
-            return settings, where, told
-        found = _tuned(settings, keys, display, best=0)
+            return settings, where, staged_record
+        tuned = _tuned(settings, keys, display, best=0)
     finally:
         display.close()
-    given = " ".join(f"{key}={value}" for key, value in found.chosen.items())
-    display.say(f"chosen by a measurement of {found.took_s:.0f} s: {given}: {found.reason}")
+    settings_chosen = " ".join(f"{key}={value}" for key, value in tuned.chosen.items())
+    display.say(f"chosen by a measurement of {tuned.took_s:.0f} s: {settings_chosen}: {tuned.reason}")
     names = {"topology": "topology.name"}
-    where |= {names.get(key, key): "a measurement at launch (tuning.json)" for key in found.chosen}
-    return with_values(settings, found.chosen), where, _both(told, found.as_dict())
+    where |= {names.get(key, key): "a measurement at launch (tuning.json)" for key in tuned.chosen}
+    return with_values(settings, tuned.chosen), where, _both(staged_record, tuned.as_dict())
 
 
 def _staged(settings: Settings, display: ProgressDisplay) -> tuple[Settings, dict[str, Any] | None]:

@@ -90,29 +90,29 @@ def look_up(project: Path, scans: Mapping[str, Scan]) -> list[Input]:
     return [_look_up(project, path, found, known, storage) for path, found in scans.items()]
 
 
-def _look_up(project: Path, path: str, found: Scan, known: list[Out], storage: Storage | None) -> Input:
-    place, outs = _holders(project, path, known)
-    kept = [out for out in outs if out.cached]
-    others = [name for name in found.entries if not any(is_in(_join(place, name), out.path) for out in kept)]
-    loose = _not_in_code(project, [_join(place, name) for name in others])
+def _look_up(project: Path, path: str, scan: Scan, known_outs: list[Out], storage: Storage | None) -> Input:
+    place, outs = _holders(project, path, known_outs)
+    cached_outs = [out for out in outs if out.cached]
+    uncached = [name for name in scan.entries if not any(is_in(_join(place, name), out.path) for out in cached_outs)]
+    loose = _not_in_code(project, [_join(place, name) for name in uncached])
     stages = {out.stage for out in outs}
-    whole = _is_whole(outs, place)
+    is_whole = _is_whole(outs, place)
     return Input(
         path=path,
-        md5=found.md5,
-        size=found.size,
-        files=len(found.entries),
-        recorded_md5=_recorded(outs[0], place, storage) if whole else None,
+        md5=scan.md5,
+        size=scan.size,
+        files=len(scan.entries),
+        recorded_md5=_recorded(outs[0], place, storage) if is_whole else None,
         stage=stages.pop() if len(stages) == 1 else None,
         place=place,
         outs=tuple(outs),
-        as_recorded=bool(outs) and all(_agrees(project, out, place, found, storage) for out in kept or outs),
-        in_code=bool(others) and not loose,
-        in_cache=all(_in_cache(out, storage) for out in kept) if kept else None,
+        as_recorded=bool(outs) and all(_agrees(project, out, place, scan, storage) for out in cached_outs or outs),
+        in_code=bool(uncached) and not loose,
+        in_cache=all(_in_cache(out, storage) for out in cached_outs) if cached_outs else None,
         remotes=storage.remotes if storage else None,
         loose=tuple(sorted(loose)),
-        ignored=found.ignored,
-        lists=_lists(project / path) if found.is_file else None,
+        ignored=scan.ignored,
+        lists=_lists(project / path) if scan.is_file else None,
     )
 
 

@@ -235,17 +235,17 @@ def fingerprint_sparing(
     the default; kept: the parameters whose gradients `loss` needs."""
     parameters = parameters_of(replica)
     compute = lambda: (loss or workload.loss)(0, shard)  # noqa: E731
-    taken, tensors = _spared(replica, compute, {name: parameters[name] for name in parameters.keys() - set(kept)})
-    if taken.twice:
-        taken, tensors = _spared(replica, compute, {})
+    spared, tensors = _spared(replica, compute, {name: parameters[name] for name in parameters.keys() - set(kept)})
+    if spared.twice:
+        spared, tensors = _spared(replica, compute, {})
     if tensors is None:
         return None
     slots = replica.layout.slots
-    found = {slot.name: digest_of(each) for slot, each in zip(slots, tensors, strict=False) if each is not None}
-    found |= {name: digest_of(buffer) for name, buffer in replica.joined.items()}
+    digests = {slot.name: digest_of(each) for slot, each in zip(slots, tensors, strict=False) if each is not None}
+    digests |= {name: digest_of(buffer) for name, buffer in replica.joined.items()}
     replica.forget()
     replica.begin_shard()
-    return hashlib.sha256(repr(sorted((taken.digests | found).items())).encode()).hexdigest()
+    return hashlib.sha256(repr(sorted((spared.digests | digests).items())).encode()).hexdigest()
 
 
 def _spared(

@@ -36,9 +36,9 @@ def read(file: Path, name: str) -> dict[str, torch.Tensor]:
 def begin_with(model: torch.nn.Module, initial: Initial) -> None:
     """Put the weights into a model that has just been made, in place. Raises ConfigurationError, naming what does not fit, and
     has changed nothing then."""
-    given = read(Path(initial.file), initial.name)
-    own = digests.distinct_state(model)
-    unfit = list(_unfit(given, own))
+    weights = read(Path(initial.file), initial.name)
+    model_state = digests.distinct_state(model)
+    unfit = list(_unfit(weights, model_state))
     if unfit:
         more = f"; and {len(unfit) - _SHOWN} more" if unfit[_SHOWN:] else ""
         raise ConfigurationError(
@@ -48,22 +48,22 @@ def begin_with(model: torch.nn.Module, initial: Initial) -> None:
             "give the pipeline the arguments that the model was trained with, or name another model",
             code="initial.unfit",
         )
-    found = digests.state_digest(given)
-    if found != initial.digest:
+    digest = digests.state_digest(weights)
+    if digest != initial.digest:
         raise ConfigurationError(
-            [f"initial: the weights of {initial.name} have the digest {found} and not {initial.digest}"],
+            [f"initial: the weights of {initial.name} have the digest {digest} and not {initial.digest}"],
             f"remove {initial.file}, and they are fetched again",
             code="initial.digest",
         )
     with torch.no_grad():
-        for name, tensor in own.items():
-            snapshot.write(tensor, given[name])
+        for name, tensor in model_state.items():
+            snapshot.write(tensor, weights[name])
 
 
-def _unfit(given: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> list[str]:
-    missing = [f"they lack {name}" for name in sorted(own) if name not in given]
-    strange = [f"the model has no {name}" for name in sorted(given) if name not in own]
-    kinds = {name: (_kind(given[name]), _kind(own[name])) for name in own if name in given}
+def _unfit(weights: Mapping[str, torch.Tensor], model_state: Mapping[str, torch.Tensor]) -> list[str]:
+    missing = [f"they lack {name}" for name in sorted(model_state) if name not in weights]
+    strange = [f"the model has no {name}" for name in sorted(weights) if name not in model_state]
+    kinds = {name: (_kind(weights[name]), _kind(model_state[name])) for name in model_state if name in weights}
     other = [f"{name} is {theirs} and not {ours}" for name, (theirs, ours) in kinds.items() if theirs != ours]
     return [*other, *missing, *strange]
 

@@ -206,29 +206,29 @@ class Replica:
             return Unread(present, left, None)
         return Unread(present, left[self._statistics_end :].clone(), self._changed(left))
 
-    def read(self, left: Sequence[Unread]) -> list[tuple[list[bool], list[int]]]:
+    def read(self, unread: Sequence[Unread]) -> list[tuple[list[bool], list[int]]]:
         """For each of these shards what `present` and `counter_values` would have told. Asks a device once at most."""
-        if not left or not self._counters_end:
-            return [(each.present, []) for each in left]
-        rows = torch.stack([each.left for each in left])
+        if not unread or not self._counters_end:
+            return [(each.present, []) for each in unread]
+        rows = torch.stack([each.left for each in unread])
         few = self._statistics_end <= _FEW_BYTES
         changed = (
-            self._changed(rows) if few else torch.stack([each.changed for each in left if each.changed is not None])
+            self._changed(rows) if few else torch.stack([each.changed for each in unread if each.changed is not None])
         )
         counters = rows[:, self._statistics_end :] if few else rows
-        here = torch.cat([changed.view(torch.uint8), counters], 1).cpu()
-        changed, counters = torch.split(here, [changed.shape[1], counters.shape[1]], 1)
-        values = numpy.empty((len(left), sum(len(columns) for _, _, columns in self._places)), numpy.int64)
+        in_host = torch.cat([changed.view(torch.uint8), counters], 1).cpu()
+        changed, counters = torch.split(in_host, [changed.shape[1], counters.shape[1]], 1)
+        values = numpy.empty((len(unread), sum(len(columns) for _, _, columns in self._places)), numpy.int64)
         for dtype, positions, columns in self._places:
             values[:, columns] = counters.view(dtype)[:, positions].long().numpy()
         if self.statistics:
             starts = [offset // 4 for offset in self._piece.layout.offsets[: len(self.statistics)]]
             statistics = numpy.logical_or.reduceat(changed.numpy(), starts, 1)
         else:
-            statistics = numpy.empty((len(left), 0), bool)
+            statistics = numpy.empty((len(unread), 0), bool)
         return [
-            ([*each.present, *there], numbers)
-            for each, there, numbers in zip(left, statistics.tolist(), values.tolist(), strict=True)
+            ([*each.present, *has_statistics], numbers)
+            for each, has_statistics, numbers in zip(unread, statistics.tolist(), values.tolist(), strict=True)
         ]
 
     def _changed(self, left: torch.Tensor) -> torch.Tensor:

@@ -195,15 +195,15 @@ def _unpacked(state: TrainingState, key: str, device: torch.device | None = None
         ) from error
 
 
-def _check_model(targets: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
-    for name in sorted(targets.keys() ^ given.keys()):
-        holder, other = ("state", "model") if name in given else ("model", "state")
+def _check_model(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    for name in sorted(targets.keys() ^ saved.keys()):
+        holder, other = ("state", "model") if name in saved else ("model", "state")
         raise Inconsistent(
             f"the {holder} has a tensor {name.removeprefix(_MODEL)!r} that the {other} does not have",
             code="checkpoint.state-tensors",
         )
     for name, target in targets.items():
-        theirs, ours = _kind(given[name]), _kind(target)
+        theirs, ours = _kind(saved[name]), _kind(target)
         if theirs != ours:
             raise Inconsistent(
                 f"the tensor {name.removeprefix(_MODEL)!r} is {theirs} in the state and {ours} in the model",
@@ -211,18 +211,19 @@ def _check_model(targets: Mapping[str, torch.Tensor], given: Mapping[str, torch.
             )
 
 
-def _check_optimizer(given: Any, own: dict[str, Any]) -> None:
+def _check_optimizer(saved: Any, present: dict[str, Any]) -> None:
     """The same class over the same parameters in the same groups with the same options; and state for known parameters only."""
-    if given["name"] != own["name"]:
+    if saved["name"] != present["name"]:
         raise Inconsistent(
-            f"the state is of the optimizer {given['name']}, not of {own['name']}", code="checkpoint.state-optimizer"
+            f"the state is of the optimizer {saved['name']}, not of {present['name']}",
+            code="checkpoint.state-optimizer",
         )
-    if len(given["groups"]) != len(own["groups"]):
+    if len(saved["groups"]) != len(present["groups"]):
         raise Inconsistent(
-            f"the state has {len(given['groups'])} parameter groups, the optimizer {len(own['groups'])}",
+            f"the state has {len(saved['groups'])} parameter groups, the optimizer {len(present['groups'])}",
             code="checkpoint.state-groups",
         )
-    for i, (theirs, ours) in enumerate(zip(given["groups"], own["groups"], strict=True)):
+    for i, (theirs, ours) in enumerate(zip(saved["groups"], present["groups"], strict=True)):
         if theirs["params"] != ours["params"]:
             raise Inconsistent(
                 f"group {i} of the optimizer holds other parameters: {theirs['params']} in the state, {ours['params']} here",
@@ -233,8 +234,8 @@ def _check_optimizer(given: Any, own: dict[str, Any]) -> None:
                 f"group {i} of the optimizer has other options in the state: {', '.join(sorted(options))}",
                 code="checkpoint.state-group-options",
             )
-    known = {name for group in own["groups"] for name in group["params"]}
-    if strangers := given["state"].keys() - known:
+    known = {name for group in present["groups"] for name in group["params"]}
+    if strangers := saved["state"].keys() - known:
         raise Inconsistent(
             f"the state has optimizer state for {min(strangers)!r}, which the optimizer does not update",
             code="checkpoint.state-stranger",

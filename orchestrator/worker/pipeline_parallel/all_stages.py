@@ -44,21 +44,23 @@ class WholeModel:
     def backward(self, loss: torch.Tensor) -> None:
         """The backward pass of the loss that the last `forward` returned. Parameters had no gradients."""
         self._records[-1] = self._records[-1]._replace(roots=[loss])
-        came: Gradients | None = None
-        found: dict[str, torch.Tensor] = {}
+        gradients: Gradients | None = None
+        tied_elsewhere: dict[str, torch.Tensor] = {}
         for stage, record in zip(reversed(self._stages), reversed(self._records), strict=True):
-            held = self._cuts.hosted[stage.index]
-            tied = {name: found.pop(name) for name in list(found) if name in held}
-            if came is not None:
-                came.generators.restore()
+            hosted_names = self._cuts.hosted[stage.index]
+            tied = {name: tied_elsewhere.pop(name) for name in list(tied_elsewhere) if name in hosted_names}
+            if gradients is not None:
+                gradients.generators.restore()
             since = self._clock()
-            border_values = stage.backward(record, came, tied)
+            border_values = stage.backward(record, gradients, tied)
             self.seconds[stage.index] += self._clock() - since
-            came = Gradients(border_values, Generators.now())
+            gradients = Gradients(border_values, Generators.now())
             # The others stay where they are: no stage before this one has them.
-            mine = [name for name in self._cuts.tied if name in held]
-            found.update({name: delivered(each) for name, each in take_gradients(self._parameters, mine).items()})
-        for name, gradient in found.items():
+            mine = [name for name in self._cuts.tied if name in hosted_names]
+            tied_elsewhere.update(
+                {name: delivered(each) for name, each in take_gradients(self._parameters, mine).items()}
+            )
+        for name, gradient in tied_elsewhere.items():
             self._parameters[name].grad = gradient
 
 

@@ -71,29 +71,29 @@ class _OneByOne:
 
     def digests(self, call: Call, *, takes: bool) -> dict[str, str]:
         """takes: whether they are taken, beside that of the loss."""
-        seeded, found = Generators.now(), dict[str, str]()
+        seeded, by_name = Generators.now(), dict[str, str]()
         arrived = self._arrived(call, seeded)
-        came: Gradients | None = None
+        gradients: Gradients | None = None
         for index in reversed(range(self._cuts.stages)):
             with self._there(index) as stage:
                 seeded.restore()
                 record, _, value = stage.forward(call.make, "training", arrived[index])
-                if came is None:
+                if gradients is None:
                     judged = call.judged(value)
                     if judged is None:
                         return {}
                     record = record._replace(roots=[judged[0]])
-                    found["the loss"] = judged[1].hex()
+                    by_name["the loss"] = judged[1].hex()
                 else:
-                    came.generators.restore()
-                back = stage.backward(record, came, {})
-                came = Gradients(_in_host_memory(back), Generators.now())
+                    gradients.generators.restore()
+                back = stage.backward(record, gradients, {})
+                gradients = Gradients(_in_host_memory(back), Generators.now())
                 for name, tensor in sorted(stage.held.items()) if takes else ():
-                    left = tensor.grad if isinstance(tensor, torch.nn.Parameter) else tensor
-                    if left is not None:
-                        kind = "the gradient of" if left is not tensor else "buffer"
-                        found[f"{kind} {name} (stage {index})"] = digest_of(left)
-        return found
+                    value_left = tensor.grad if isinstance(tensor, torch.nn.Parameter) else tensor
+                    if value_left is not None:
+                        kind = "the gradient of" if value_left is not tensor else "buffer"
+                        by_name[f"{kind} {name} (stage {index})"] = digest_of(value_left)
+        return by_name
 
     def _arrived(self, call: Call, seeded: Generators) -> list[Activations | None]:
         """The activations that come to each stage."""

@@ -116,16 +116,16 @@ class Checks:
             vector[exchange.rank] = not worker.intact(fingerprint)
         if exchange.damaged is not None:
             vector[exchange.workers + exchange.rank] = 1 + exchange.damaged
-        told = exchange.maximum(step, attempt, LOOK_BACK, vector).tolist()
-        found, senders = told[: exchange.workers], told[exchange.workers :]
+        maxima = exchange.maximum(step, attempt, LOOK_BACK, vector).tolist()
+        found, senders = maxima[: exchange.workers], maxima[exchange.workers :]
         copies = [(sender - 1, rank) for rank, sender in enumerate(senders) if sender]
         if copies:
             since = max(self.since(step), compared) if self.every else compared
             raise Distrusted(Verdict(step, None, since, (), _first(copies), copied=True))
         changed = tuple(rank for rank, one in enumerate(found) if one)
         if changed:
-            known = len(changed) == 1 < exchange.workers
-            raise Distrusted(Verdict(step, None, self.since(step), changed if known else (), changed))
+            is_one = len(changed) == 1 < exchange.workers
+            raise Distrusted(Verdict(step, None, self.since(step), changed if is_one else (), changed))
 
 
 NEVER: Final = Checks(0, 0)

@@ -247,10 +247,10 @@ class CompressedSum:
     def _stage(self) -> None:
         if self._states is None:
             return
-        for held in self._held:
-            found = {f"{_RESIDUAL}{i}": held.tensors[i] for i in self._codec.kept}
-            kept = {name: tensor for name, tensor in found.items() if tensor is not None}
-            self._states.stage(held.shard, kept)
+        for each in self._held:
+            residuals = {f"{_RESIDUAL}{i}": each.tensors[i] for i in self._codec.kept}
+            known = {name: tensor for name, tensor in residuals.items() if tensor is not None}
+            self._states.stage(each.shard, known)
         self._states.secure()
 
 
