@@ -6,41 +6,45 @@ on, and keeps the run state up to date from every vote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from orchestrator.comm.collectives import VOTES, Exchange, Memory
+import torch
+
+from orchestrator.comm.collectives import BUFFERS, VOTES, Exchange, Memory
 from orchestrator.comm.topologies.routes import Routes
 from orchestrator.comm.transports.base import Regions
 from orchestrator.config.plan import Plan, Segments
 from orchestrator.controller.events import Ended
 from orchestrator.numerics import cuda, determinism
 from orchestrator.numerics.device.kernels import sums_on
+from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
 from orchestrator.records import trace
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
 from orchestrator.worker import device
 from orchestrator.worker.asynchronous.held_slice import HeldSlice
-from orchestrator.worker.asynchronous.relay import Relay
 from orchestrator.worker.asynchronous.replay import ReplayRelay
-from orchestrator.worker.asynchronous.sync_barrier import Terms
+from orchestrator.worker.asynchronous.sync_barrier import Nothing, Terms, synchronize
 from orchestrator.worker.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.worker.between_steps import evaluation, state_transfer
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.between_steps.segments import kept_state
-from orchestrator.worker.between_steps.timing import Timing
+from orchestrator.worker.between_steps.timing import Patience, Timing
 from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
 from orchestrator.worker.member.cuda_stamps import CudaStamps
 from orchestrator.worker.member.generation import Connect, Generation, ProcessServices
 from orchestrator.worker.model import construction, snapshot
-from orchestrator.worker.step.adder import Adder
 from orchestrator.worker.step.carriers import Carriers
-from orchestrator.worker.step.executor import Executor
+from orchestrator.worker.step.executor import Executor, StepOutcome
 from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.voting.footprint import sums_of
+from orchestrator.worker.voting.step_report import Consensus, StepReport
+
+_WAIT_S: Final = 0.05
 
 
 class Server:
@@ -106,13 +110,13 @@ class Server:
 
         def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:
             if deltas is None:
-                adder = Adder(carriers, self._grid_carrier, joins=bool(run_manifest["joined"]))
-                return Lockstep(adder, exchange, StepContents.of(plan, run_manifest))
+                member = _AddingMember(carriers, self._grid_carrier, joins=bool(run_manifest["joined"]))
+                return Lockstep(member, exchange, StepContents.of(plan, run_manifest))
             terms = Terms.of(plan, generation.begin)
             if plan.replay:
                 return ReplayRelay(exchange, terms, plan.replay)
             make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
-            return Relay(exchange, make, terms, self._held, memory, deadline_s)
+            return _Relay(exchange, make, terms, self._held, memory, deadline_s)
 
         def through(transport: CancellableTransport) -> Ended:
             for donor in generation.donors_of(rank):
@@ -186,3 +190,83 @@ class _Listener:
 
     def begin_segment(self, segments: Segments, first: int) -> Mapping[str, Any]:
         return snapshot.run_state_of(kept_state(segments, first, lambda _name: False))
+
+
+class _AddingMember:
+    """A server's side of `lockstep.Member`: an empty step report, no faults, its part in the sums, nothing to apply."""
+
+    def __init__(
+        self,
+        carriers: Carriers | None,  # of a compression; None if there is none
+        grid_carrier: GridCarrier | None,  # of clipped contributions; None if there are none
+        *,
+        joins: bool,  # whether the workers exchange buffers, which it hands on
+    ) -> None:
+        self._carriers = carriers
+        self._grid_carrier = grid_carrier
+        self._joins = joins
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
+        return StepReport()
+
+    def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
+        return None
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        """Returns the fingerprint of the sum; 0 for a compressed or clipped one, whose result a server does not have. A
+        server reports no trace."""
+        if self._grid_carrier is not None:
+            self._grid_carrier.relay(exchange, step, attempt)
+            return 0
+        if self._joins:
+            exchange.gather(step, attempt, BUFFERS, torch.empty(0, dtype=torch.uint8))
+        if self._carriers is None:
+            return exchange.total(step, attempt, consensus.total_weight)
+        self._carriers.relay(exchange, step, consensus.total_weight)
+        return 0
+
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        """The loss is empty for clipped contributions: a server does not know it."""
+        return trace.line(step, "" if self._grid_carrier is not None else consensus.loss, fingerprint)
+
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        pass
+
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        pass
+
+
+class _Relay:
+    """A server's `Executor` where replicas run free: it hands deltas on until the async phase ends, and adds at the sync
+    barrier. If the topology lets it know of all updates, it also holds a slice of the parameters."""
+
+    def __init__(
+        self,
+        exchange: Exchange,  # with the other members, at sync barriers
+        make: Callable[[int], Traffic],  # the traffic of an async phase, by its number
+        terms: Terms,  # of the run and the generation
+        held: HeldSlice | None,  # the slice that this member holds; None: it holds none
+        memory: Memory,  # in which the sum of a sync barrier is added up
+        deadline_s: float,  # seconds to wait for the end of an async phase
+    ) -> None:
+        self._exchange = exchange
+        self._make = make
+        self._terms = terms
+        self._held = held
+        self._memory = memory
+        self._deadline_s = deadline_s
+
+    def advance(self, state: RunState) -> StepOutcome:
+        """Raises Withdrawn, and what the transport raises."""
+        assert state.free is not None
+        traffic, shards = self._make(state.free.barriers), self._terms.shape.shards
+        if self._held is not None:
+            self._held.begin(state.free.clocks)
+        while not traffic.rung:
+            traffic.take(shards, self._held, _WAIT_S)
+        traffic.end(shards, Patience(self._deadline_s), _WAIT_S, self._held)
+        outcome = synchronize(self._exchange, Nothing(), state, self._terms)
+        assert outcome.free is not None
+        if self._held is not None:
+            self._held.at_barrier(self._memory.result, outcome.free.clocks)
+        return outcome
