@@ -378,8 +378,8 @@ def _wheels(original: Recorded, folders: Sequence[Path]) -> dict[str, Content]:
 def _weights(
     original: Recorded, store: Store, folder: Path, *, trusted: bool
 ) -> tuple[dict[str, Content], dict[str, Any], list[str]]:
-    """Those that the run began with, which nobody makes again without the run that made them; what the crate says of them; a
-    note where they cannot be had any more. Raises Untrusted."""
+    """The weights that the run began with, the crate's entries for them, and a note where they are gone. Only the run that made
+    them could make them again. Raises Untrusted."""
     wanted = original.initial
     if wanted.name is None:
         return {}, {}, []

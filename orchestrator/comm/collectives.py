@@ -10,8 +10,9 @@ so any schedule gives the same bits.
 Between hosts a chunk of a sum travels in pieces, each a message of its own that is added, finished and handed on when it has
 come, while the next is on the wire. For a piece that is the program of its chunk, in the same order (`schedule.turns`).
 
-A member reads in one pass what several peers add to a chunk, when all of it is there (`schedule.held_back`). It adds at once a
-payload that travels, since that takes memory here until then, and one that is verified, which it copies.
+A member reads in one pass what several peers add to a chunk, when all of it is there (`schedule.held_back`). Two kinds
+of payloads it adds at once: one from another host, which takes memory here until it is added, and one that is verified, of
+which it has a copy.
 
 Memory, per member (rule C1): `contribution` is written by the compute phase. `partial` is written only by this module, and
 only by members that add before they hand on. `result` is written once per sum: a member that writes the next one has heard

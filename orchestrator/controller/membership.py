@@ -73,9 +73,9 @@ def compose(state: ControllerState) -> Begin | str:
 
 
 def _candidates(state: ControllerState, ready: Sequence[Member]) -> Sequence[Member]:
-    """As many as there may be; without those whose nodes go away, as soon as the others can go on without them. Until then one
-    that has the state stays, and others get a place before the rest of those that leave. ready: holders of the newest state
-    first."""
+    """The workers of the next generation, at most as many as there may be. Workers whose nodes go away are left out once the
+    others can go on without them. Until then the first holder of the state stays, and workers that stay come before the rest of
+    those that leave. ready: holders of the newest state first."""
     most, stages = state.requirements.members.most, state.requirements.members.stages
     stay = [member for member in ready if member.leaves is None]
     if len(stay) == len(ready) or _can_go_on(state, ready, stay):
@@ -92,7 +92,7 @@ def _leaving(members: Iterable[Member]) -> list[Member]:
 
 
 def _can_go_on(state: ControllerState, ready: Sequence[Member], stay: Sequence[Member]) -> bool:
-    """Whether those who stay are enough, and have all that those who are ready have."""
+    """Whether the workers that stay are enough, and have all the state that the ready ones have."""
     highest = top(ready)
     if len(stay) < quorum(state) or top(stay) != highest or lost_shards(state, stay):
         return False

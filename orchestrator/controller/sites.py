@@ -81,8 +81,8 @@ def _owned(owner: Mapping[int, int], workers: int) -> list[list[int]]:
 
 
 def _relief(may: Sequence[Sequence[int]], owner: Mapping[int, int], load: Sequence[int]) -> list[tuple[int, int]]:
-    """Shards, each with whom it moves to, by which one who has much comes to have one less, and one who has two or more less
-    than that one more; empty where there is no such pair."""
+    """A chain of moves, as (shard, worker that gets it), that takes one shard from the busiest worker possible and gives one to
+    a worker with at least two fewer. Empty where there is no such pair."""
     owned = _owned(owner, len(load))
     lightest = min(load, default=0)
     for busiest in sorted(range(len(load)), key=lambda worker: (-load[worker], worker)):

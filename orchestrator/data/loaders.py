@@ -5,12 +5,12 @@ forked from its worker would inherit Ray. So a loader is a process that has seen
 pipeline and its datasets under the run's seed as the worker does, and seeds each fetch by (step, shard).
 
 Requests and answers are pickles (`common.child`); both ends are processes of one run, and nothing of it is recorded. A loader
-has at most one request, whose answer waits in the pipe. It ends when its input does, so it outlives its worker by one fetch at
-most. One that dies is replaced, and its request asked again: what a loader answers depends on the request alone.
+has at most one request, whose answer waits in the pipe. It ends at the end of its input, so it outlives its worker by one
+fetch at most. A loader that dies is replaced, and the new one gets its request: an answer depends on the request alone.
 
 torch's DataLoader cannot take its place: when one of its processes is killed, it raises in the main thread wherever that
-is, goes on without the batches that this process had, and starts no other one. Nor can its processes be asked all for the same
-micro-batch, which is how they are proved.
+is, goes on without the batches that this process had, and starts no other one. Nor can all its processes be asked for
+the same micro-batch, as the proof of loaders does.
 """
 
 from __future__ import annotations

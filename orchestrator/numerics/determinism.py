@@ -189,8 +189,8 @@ def filled() -> Iterator[None]:
 
 
 def set_deterministic_algorithms(wanted: bool) -> None:
-    """torch's function imports its compiler to tell it, which costs a second of processor time. So what is below it is called
-    as long as the compiler is not there, by a torch that has it."""
+    """As `torch.use_deterministic_algorithms`, without its import of torch's compiler, which takes a second. While the compiler
+    is not imported, the private function below it is called, where torch has one."""
     import torch
 
     below = getattr(torch._C, "_set_deterministic_algorithms", None)

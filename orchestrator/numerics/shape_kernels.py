@@ -1,8 +1,8 @@
 """torch's kernels on the meta device, which find shapes alone, without torch's compiler: its import costs a process seconds.
 
-These kernels are written in Python. When one is first called torch imports the compiler, only to keep it from compiling that
-kernel, and a part of it for each check of an argument. As long as nobody has imported it there is nothing to keep it from;
-once somebody has, all is as torch does it. With other versions of torch than `common.tested_versions.TORCH` it always is.
+These kernels are written in Python. With the first call of one, torch imports its compiler, only to exempt the kernel from
+compilation. The exemption is not needed while nothing else has imported the compiler. Once something has, torch's own code
+runs; with other versions of torch than `common.tested_versions.TORCH` it always runs.
 """
 
 from __future__ import annotations

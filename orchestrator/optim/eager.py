@@ -1,8 +1,8 @@
 """torch.optim without torch's compiler, whose import costs each process a second.
 
-torch.optim imports it when it is first called, only to keep it from compiling what is called there. As long as nobody has
-imported it, it compiles nothing, and there is nothing to keep it from; once somebody has, torch's own functions are called.
-With other versions of torch than `common.tested_versions.TORCH` they always are.
+With its first call torch.optim imports the compiler, only to exempt its own functions from compilation. The exemption is not
+needed while nothing else has imported the compiler. Once something has, torch's own functions are called; with other versions
+of torch than `common.tested_versions.TORCH` they always are.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class AsyncPhase:
         return found
 
     def order(self) -> list[tuple[int, int]]:
-        """All updates, as (shard, its clock), each behind everything that it has read. It depends on what updates have read and
-        not on the order of their arrival anywhere: who reads an update has read all that this one has, so its sum is larger."""
+        """All updates, as (shard, its clock), each behind all updates that it has read. The order of arrival plays no part: an
+        update that reads another one has also read all that the other has read, so the sum of its clocks is larger."""
         wants = self.wants()
         return sorted(wants, key=lambda update: (sum(wants[update]), update[0]))
 

@@ -91,8 +91,8 @@ class Comparison:
     first_divergence: Divergence | None
 
     def inputs(self, *, check_environment: bool) -> list[str]:
-        """The differences with any of which a rerun is not called exact, as phrases. The order of updates is none of them: a
-        rerun was given it, so where it has another one, it has diverged. Nor is the machine (`machines`)."""
+        """The differences with any of which a rerun is not called exact, as phrases. The order of updates is not among
+        them: a rerun is given the order, so another order is a divergence. Nor is the machine (`machines`)."""
         ignored = {"order", "hardware", *(() if check_environment else _SURROUNDINGS)}
         return self._phrases(each for each in self.differences if each.kind not in ignored)
 

@@ -42,13 +42,13 @@ class File:
 
 @dataclass(frozen=True)
 class InputAudit:
-    """The inputs that one process has read, or several. variables: of each the values that it had, of which there is one
-    unless processes differ; more: files that were too many to be kept."""
+    """The inputs that one process has read, or several together."""
 
     files: Mapping[str, File] = field(default_factory=dict)  # by name
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # that were connected to
+    # by name, the values of environment variables; several where processes differ
     variables: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
-    more: int = 0
+    more: int = 0  # number of files beyond the limit, which are not listed
 
     def __bool__(self) -> bool:
         return bool(self.files or self.hosts or self.variables or self.more)

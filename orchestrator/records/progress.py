@@ -1,8 +1,8 @@
 """How far a member is in a run, and what it is doing: values that members, the controller and the driver share.
 
-Progress is ordered by the functions of this module alone, which is why it has no `<`. In lockstep there is one clock, and one
-of any two members has reached the other; in a run with several clocks that need not be so. None is the progress of who was
-never given a state: it has the initial one, which it has built itself, and everybody has reached that.
+Progress is ordered by the functions of this module alone, which is why it has no `<`. In lockstep there is one clock, so
+of any two members one has reached the other; with several clocks that need not be so. None is the progress of a member that
+has only the initial state, which each builds by itself. Every member has reached it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Activity = Literal[
 
 @dataclass(frozen=True)
 class Progress:
-    """steps: committed ones; evaluated: no evaluation is due after the last of them, and it is reported, which all take part in
-    where a digest of a model in stages is due; barriers: how often replicas that run free in between have become equal, None in
-    lockstep, where they are after each step."""
+    """How far a member is."""
 
-    steps: int
+    steps: int  # committed
+    # no evaluation is due after the last step, and the step is reported. A digest of a model in stages, which all members make
+    # together, is part of the report
     evaluated: bool = True
-    barriers: int | None = None
+    barriers: int | None = None  # sync barriers so far, of replicas that run free in between; None in lockstep
 
 
 def just_committed(steps: int) -> Progress:

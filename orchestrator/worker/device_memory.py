@@ -83,7 +83,7 @@ def limit(plan: Plan, regions: Regions) -> None:
 
 
 def give_back(plan: Plan) -> None:
-    """Torch's allocator gives back to the GPU what it keeps for later, so that those who share it have it meanwhile."""
+    """Empty the cache of torch's allocator, so that other processes can use the memory of this GPU."""
     if plan.run.compute.device == "cuda":
         torch.cuda.empty_cache()
 
@@ -205,7 +205,7 @@ def _parts(now: Taken, holds: Held | None) -> dict[str, int]:
 
 
 def _remedies(parts: dict[str, int], others: int, place: Place, plan: Plan, total: int) -> list[str]:
-    """The remedies; the one that frees most comes first, as far as that can be guessed."""
+    """The remedies, in the order of the memory that each is expected to free."""
     tensors, graphs, unused = parts[_TENSORS], parts[_GRAPHS], parts[_UNUSED]
     grows = any("expandable_segments:True" in os.environ.get(name, "") for name in _EXPANDABLE)
     found: list[tuple[float, str]] = []

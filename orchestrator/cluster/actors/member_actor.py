@@ -378,7 +378,7 @@ class MemberActor:
         self._card_memory = cuda.card_memory()
 
     def _driver_lost(self) -> None:
-        """The driver is gone: stop as if it had asked for that, and leave what it has not heard."""
+        """The driver is gone: stop as if it had asked for that, and drop the entries that it has not received."""
         client = self._checkpoint_client
         if client is None or not client.is_open:
             return

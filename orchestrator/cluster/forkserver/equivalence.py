@@ -66,8 +66,8 @@ def variables_read() -> Iterator[dict[str, str | None]]:
 def other_variables(
     own: Mapping[str, str], read: Mapping[str, str | None], theirs: Mapping[str, str], given: Mapping[str, str]
 ) -> list[str]:
-    """Variables by which imports may have come out otherwise. own: of the server when it began; read: what was asked for;
-    given: what it set for its imports alone, which who asks may have set to the same. Pure."""
+    """The variables by which the asking process might have imported something else. own: of the server when it began; read:
+    those that imports looked up; theirs: of the asking process; given: set by the server for its imports alone. Pure."""
     of_c = {name for name in (*own, *theirs) if _READ_BY_C.fullmatch(name)}
     before = {**{name: own.get(name) for name in of_c}, **read}
     other = {name for name, value in before.items() if name not in given and theirs.get(name) != value}
@@ -151,7 +151,7 @@ def other_rights(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]
 
 
 def take_signals_over(process: int) -> None:
-    """Those that it ignores, as under `nohup` or behind `&`, and those that it blocks. Raises OSError."""
+    """Ignore and block the signals that this process ignores (as under `nohup` or behind `&`) and blocks. Raises OSError."""
     status = Path(f"/proc/{process}/status").read_text()
     ignored, blocked = (
         {number for number in range(1, signal.NSIG) if int(found[1], 16) >> (number - 1) & 1} if found else set()

@@ -1,11 +1,11 @@
 """The workers of a private Ray are forked from a process that has imported torch, Ray and this package already.
 
-Each worker imports them otherwise: 1.6 s of a processor for each, and again for each that replaces a lost one and for each
-trial of a sweep. The raylet starts `cluster/forkserver/client.py` in place of a worker's program, which asks for a process or
-becomes the worker itself. Begun as soon as it is known that there will be a private Ray, so that it imports beside the driver.
+Without it each worker imports them, which takes 1.6 s of a processor; so does each that replaces a lost one, and each trial of
+a sweep. The raylet starts `cluster/forkserver/client.py` in place of a worker's program. The client asks the server for a
+process, or becomes the worker itself. The server is started as soon as a private Ray is certain, and imports beside the driver.
 
-Left out with other versions of Ray than `common.tested_versions.RAY`: that a raylet takes workers which it has not started
-itself is promised nowhere. ORCHESTRATOR_FORK=0 leaves it out, too. Workers on GPUs are forked as well: the server never starts
+It is not used with other versions of Ray than `common.tested_versions.RAY`: no documentation says that a raylet accepts workers
+that it has not started. Nor is it used with ORCHESTRATOR_FORK=0. Workers on GPUs are forked as well: the server never starts
 CUDA, and Ray tells a worker its GPU (CUDA_VISIBLE_DEVICES) before the worker starts it.
 """
 

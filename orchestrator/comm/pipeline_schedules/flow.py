@@ -82,8 +82,8 @@ def needs(task: Task, stages: int) -> Task | None:
 
 
 def in_causal_order(hosts: Hosts, programs: Programs) -> Iterator[tuple[int, Task, Task | None]]:
-    """All tasks, each with its rank and with the one whose result it needs, after that one and after those before it in its
-    program. Raises ValueError where programs wait for each other for ever."""
+    """All tasks in an order in which they can run: each with its rank, and with the task whose result it needs. Raises
+    ValueError where programs wait for each other for ever."""
     done: set[Task] = set()
     left = [deque(program) for program in programs]
     moved = True

@@ -33,8 +33,8 @@ class Enqueuing(Protocol):
 
 
 class Leaving:
-    """One payload on its way to a wire; for one thread. It must stay as it is until `begin` was called, and what is enqueued
-    after that may change it."""
+    """One payload on its way to a wire; for one thread. The payload may not change before `begin` was called; operations that
+    are enqueued after that may change it."""
 
     def __init__(
         self,

@@ -3,9 +3,9 @@
     credentials = make_credentials()                       # the driver, once per run; told to members through Ray
     connection = Tls(credentials).wrap(socket, "acceptor", "who called")    # a member, per connection
 
-Both sides present the run's certificate and take no other: it is the only one that they trust, and the one that came is
-compared with it, so that none that it might have signed counts. Keys of a connection are agreed upon anew (ECDHE), so who
-learns the certificate's key later, or listens to what tells it, still reads nothing.
+Both sides present the run's certificate and trust no other. Each compares the peer's certificate with it, so one that its key
+has signed is refused too. Each connection agrees on new keys (ECDHE), so the certificate's key does not decrypt recorded
+traffic.
 
 Records are made in memory (`ssl.MemoryBIO`) and travel by the socket's own calls, so that whoever owns the poller waits, and
 no signal is raised by a closed connection. `send` counts bytes as sent when their records are with the kernel; when it

@@ -1,4 +1,4 @@
-"""Waiting for what is elsewhere, so that it is told, and that the one who waits is seen to live.
+"""Waits for files on other machines. The run is told of a wait, and the waiting process still counts as alive.
 
     listen(tell, alive)     of this thread: what it waits for is told, and while it waits `alive` is called again and again,
                             which may raise to end it

@@ -87,8 +87,8 @@ class TrainedModel:
         return "the model is logged without the state of its training: there is no checkpoint of the last step"
 
     def log(self, tracker: Tracker) -> None:
-        """Have MLflow take it, if there is one, and register it where that is asked for. Then it is sent at once, where MLflow
-        answers, since the card names the version."""
+        """Log the model in MLflow, if there is one, and register it where the settings say so. A registered model is sent at
+        once, where MLflow answers, since the card names its version."""
         if self._folder is None:
             return
         tracker.model(self._folder, self._registration)

@@ -19,11 +19,15 @@ _MOST_WORKERS = 64  # of more, MLflow is told the mean only
 
 
 class TimeLog:
-    """say: told once where the timeline ends before the run does; timeline: whether there is one, so that what was done before
-    the first step is in it."""
+    """Members' reports of their time, for the run's folder and for MLflow."""
 
     def __init__(
-        self, files: RunFolder, tracker: Tracker, say: Callable[[str], None], *, timeline: bool = False
+        self,
+        files: RunFolder,  # of the run
+        tracker: Tracker,  # of the run in MLflow
+        say: Callable[[str], None],  # tells the user once if the timeline ends before the run does
+        *,
+        timeline: bool = False,  # whether the run keeps one, with what was done before the first step
     ) -> None:
         self._timeline = timeline
         self._files = files

@@ -1,8 +1,8 @@
 """How a run of a joined Ray goes on when the head of that Ray is gone, and with it the Ray: on one machine, in a Ray of
 its own.
 
-The number of workers changes no bit, so as many are started as the machine has processors for. Fast sums depend on it, and
-with them as many are started as there were."""
+The number of workers changes no bit, so as many are started as the machine has processors for. Fast sums depend on the number:
+with them it stays as it was."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _tell(study: Study, trial: Trial, result: Result) -> None:
 
 
 def _state(result: Result) -> Any:
-    """One that was pruned counts with the value it had, below those that were not."""
+    """A pruned trial counts with its last value, and ranks below all trials that were not pruned."""
     from optuna.trial import TrialState
 
     if result.value is None:

@@ -73,8 +73,8 @@ def card_room(free_bytes: Sequence[int], sharing: int, limit: int | None = None)
 
 
 def choose_stages(needs: Iterable[Need], room: Room) -> StageChoice:
-    """needs: of one stage, two, and so on, asked for only as far as that goes on. Raises ConfigurationError where nothing
-    fits."""
+    """The smallest number of stages that fits. needs: of one stage, two, and so on; read only up to the first that fits. Raises
+    ConfigurationError where none fits."""
     seen: list[Need] = []
     for need in needs:
         seen.append(need)

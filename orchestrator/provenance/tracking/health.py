@@ -1,6 +1,6 @@
 """Whether an MLflow server is well, asked in a moment and without MLflow, whose import takes a second.
 
-It refuses no server. One that does not say that it is well may still be one that MLflow can use, such as behind a gateway.
+It refuses no server: behind a gateway MLflow may be able to use a server that does not answer here.
 """
 
 from __future__ import annotations

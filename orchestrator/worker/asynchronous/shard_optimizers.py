@@ -1,9 +1,8 @@
 """One optimizer for each hosted shard, over the same parameters: replicas that run free have no common gradient.
 
-There is one object of torch's and as many states as shards, which take turns in it. As a row (`model/shard_states.py`) a
-state travels with its shard, stands in checkpoints, and is put back when an async phase is given up. A row is the state itself,
-where the optimizer's step looks for it; the next async phase steps copies. So a GPU makes one copy of it in its own memory
-from one sync barrier to the next.
+There is one optimizer of torch. The states of the shards take turns in it. As a row (`model/shard_states.py`) a state moves
+with its shard, is part of checkpoints, and is restored when an async phase is given up. A row holds the tensors of the
+optimizer themselves, and the next async phase steps copies of them. So a GPU copies each state once between two sync barriers.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class BatchPlace:
         self.copy(tensors)
 
     def load(self, arriving: Arriving, tensors: Sequence[torch.Tensor]) -> Any:
-        """Put a micro-batch there; returns it there. In the stream that computes, so that the replay before has read what
-        lay there. tensors: of the batch in host memory."""
+        """Copy a micro-batch to this place; returns it there. The copy is made in the stream that computes, so after the replay
+        before has read the last one. tensors: of the batch in host memory."""
         nearest = arriving.nearest()
         if nearest is not arriving.host:
             apart = taken_apart(nearest)

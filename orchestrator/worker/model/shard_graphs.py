@@ -430,8 +430,8 @@ def _host_generators() -> tuple[Any, ...]:
 
 
 def reason(error: BaseException) -> str:
-    """The operation that cannot be recorded, with the line of the user's code that calls it. The first error counts: one that
-    is raised as a capture ends says only that something was wrong before, and has that as its context."""
+    """The operation that cannot be recorded, with the line of the user's code that calls it. The first error of the
+    chain names it: an error at the end of a capture only says that an earlier operation failed."""
     chain = [error]
     while (before := chain[-1].__context__) is not None:
         chain.append(before)

@@ -155,7 +155,7 @@ def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.opt
 
 
 def as_fused(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved options of a group. Whether it is fused follows from the device, so that is as in the group that is here."""
+    """The saved options of a group; `fused` is taken from the present group, since it follows from the device."""
     return {**saved, **({"fused": own["fused"]} if "fused" in own else {})}
 
 

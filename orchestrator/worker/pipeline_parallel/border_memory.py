@@ -47,7 +47,7 @@ class BorderMemory:
 
 
 def bytes_of_places(onward_bytes: int, back_bytes: int, shards: int) -> int:
-    """The bytes that a worker takes for so many shards, as far as they have places."""
+    """The bytes that a worker takes for the places of so many shards; beyond a limit further shards have none."""
     each = _aligned(onward_bytes) + _aligned(back_bytes)
     return min(shards, _MOST_BYTES // each) * each if each else 0
 

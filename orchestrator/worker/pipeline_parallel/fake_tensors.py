@@ -201,7 +201,7 @@ def _on_shapes(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
 
 
 def _is_foreign(tensor: torch.Tensor) -> bool:
-    """Whether it stands for a buffer that another stage has, into which that one writes."""
+    """Whether it stands for a buffer of another stage, which only that stage writes."""
     return type(tensor) is FakeTensor and isinstance(tensor.key, str)
 
 

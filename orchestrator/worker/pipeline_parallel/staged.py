@@ -1,9 +1,8 @@
-"""A worker's part of a run whose model is cut into stages: what it builds before its first generation, what it keeps of that
-once it knows its stage, and its executor in each generation.
+"""A worker's part of a run whose model is cut into stages.
 
-While it prepares, a worker has the whole model, in host memory: it cuts it, and proves that the cut model computes the same
-bits. With its first generation it hosts a stage, and keeps that stage's parameters, gradients and optimizer state only. If
-the run computes on GPUs, that stage alone goes to one."""
+While it prepares, a worker has the whole model in host memory. It cuts the model, and proves that the cut model computes the
+same bits. From its first generation on it hosts one stage, and keeps the parameters, gradients and optimizer state of this
+stage only. If the run computes on GPUs, only the stage goes to one."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ class Checked(Protocol):
     """A worker, as others check it."""
 
     def answers(self, step: int, shard: int) -> tuple[int, int]:
-        """Its answer to a micro-batch, EMPTY if it gave none, and what it says when it computes that again."""
+        """Its first answer to a micro-batch, EMPTY if it gave none, and its answer when it computes the micro-batch again."""
 
     def intact(self, fingerprint: int) -> bool:
-        """Whether what it put into the sum of this fingerprint, and what it has of it, are as they were."""
+        """Whether its contribution is unchanged since the sum began, and its result still has this fingerprint."""
 
 
 @dataclass(frozen=True)

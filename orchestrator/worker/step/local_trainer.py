@@ -275,8 +275,8 @@ class LocalTrainer:
         return gradients
 
     def _compute(self, step: int, shard: int, nth: int, *, late: bool = False) -> Contribution | None:
-        """The contribution of one shard, in host memory. nth: its place among those that wait to be added up, which have to
-        stay as they are; late: as of `Contributing.compute`."""
+        """The contribution of one shard, in host memory. nth: its place among the contributions that wait to be added
+        up, whose memory may not be overwritten; late: as of `Contributing.compute`."""
         computed = self._contribution(step, shard, late=late)
         return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
 
@@ -316,8 +316,8 @@ class LocalTrainer:
         return None
 
     def _weigh(self, step: int, tally: Tally) -> tuple[list[int], tuple[int, OrchestratorError] | None]:
-        """Look at the weights that nobody has looked at, all together. Returns the shards that were added, and the first whose
-        weight is none, with the error. In the tally that one counts for nothing, and so do those behind it."""
+        """Read the weights that are still on the device, all together. Returns the shards that were added, and the first one
+        with an invalid weight, with the error. The tally drops this one and those behind it."""
         if not tally.weighs_late:
             return tally.shards, None
         assert self._summation.late is not None
