@@ -261,7 +261,7 @@ def _no_room(decision: Decision, event: NoRoom) -> None:
     if decision.state.phase == "preparing":
         error = card_failures.none_left(decision.state.card_failures)
         _without_card(decision, member, f"has no room: {event.why}", error)
-    elif not card_failures.ends_without_cards(decision):
+    elif event.taken or not card_failures.ends_without_cards(decision):
         trouble = f"there is no room for {member.name}: {event.why}"
         decision.set(retry=decision.now + RETRY_S, trouble=trouble)
         decision.say(f"{trouble}; the next try is in {RETRY_S:g} s")

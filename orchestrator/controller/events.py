@@ -142,10 +142,12 @@ class CheckpointRestored:
 @dataclass(frozen=True)
 class NoRoom:
     """There is no room for the process now where the run may compute, so it was not started. It is tried again later. (If a
-    cluster has too few resources, Ray keeps the process waiting, and nothing is told.)"""
+    cluster has too few resources, Ray keeps the process waiting, and nothing is told.) taken: GPUs on which the run might
+    compute are there, and others have them now."""
 
     member: int
     why: str
+    taken: bool = False
 
 
 @dataclass(frozen=True)

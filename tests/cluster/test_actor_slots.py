@@ -55,6 +55,18 @@ def test_a_slot_on_a_card_that_is_left_out_stays_empty_where_there_is_room_on_ot
     assert actor_slots.take(4, "worker") is None, "there is no other room"
 
 
+@pytest.mark.parametrize(("gpus", "others"), [(1, False), (2, True)])
+def test_others_have_the_cards_on_which_a_run_has_no_slot(gpus: int, others: bool) -> None:
+    actor_slots = ActorSlots([FIRST, SECOND], ELSEWHERE, gpus=lambda: gpus)
+    for member in (0, 1):
+        actor_slots.take(member, "worker")
+        actor_slots.computes_on(member, "GPU-a")
+    actor_slots.avoid_cards({"GPU-a"})
+    actor_slots.leave(0)
+    assert actor_slots.take(2, "worker") is None
+    assert actor_slots.others_have_cards() == others
+
+
 @pytest.mark.parametrize(
     ("part", "bundles", "taken"), [(0.5, 1, 1), (0.5, 2, 0.5), (0.4, 2, 0.4), (1, 1, 1), (2, 1, 2)]
 )

@@ -146,6 +146,21 @@ def test_without_another_card_the_run_ends(last: str) -> None:
     assert error.remedy.endswith("leave it out of CUDA_VISIBLE_DEVICES and resume")
 
 
+def test_a_run_waits_for_a_card_that_others_have_until_its_time_is_up() -> None:
+    play = without_workers()
+    tries, began = 0, play.now
+    while not play.of(End):
+        ordered = [each.member for each in play.of(Start)[-2:] if each.member in play.state.members]
+        tries += bool(ordered)
+        for member in ordered:
+            play(NoRoom(member, "others have taken the rest", taken=True))
+        play.wait(scaling.RETRY_S + 1)
+    limit = play.state.requirements.timeouts.start_s
+    assert tries > 2
+    assert limit <= play.now - began < limit + 2 * scaling.RETRY_S + 2
+    assert play.error().code == "gpu.none-left", "a sweep that ends by this can be resumed"
+
+
 @pytest.mark.parametrize("shard", [1, None])
 def test_what_fails_again_at_another_worker_is_the_pipelines(shard: int | None) -> None:
     """If no shard is known, three workers of a step are enough."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -15,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.common import card_faults, gpu_memory
 from orchestrator.config.settings import kept
 from orchestrator.driver.report.outcome import RunOutcome
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.experiments import pictures
 from orchestrator.experiments.rerun.sweep import parting
 from orchestrator.experiments.search.asking import Trial
@@ -126,16 +128,10 @@ def test_a_torn_journal_tells_what_its_whole_lines_tell(
     assert SweepHistory.read(journal) == torn
 
 
-def test_the_timeline_of_a_trial_shows_no_phase_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials with a thread of their own, and those that follow another one in its thread."""
-    told: dict[str, list[dict[str, Any]]] = {}
+def scripted(record: Any) -> Any:
+    """Trials whose settings are their names, and whose runs end as `launch` does."""
 
-    def launched(settings: str, *_: object, **__: object) -> tuple[str, RunOutcome]:
-        phases.note(f"start of {settings}", 1.0, 2.0, "driver")
-        told[settings] = phases.recorded()
-        return settings, RunOutcome()
-
-    class Noting(trials.Trials):
+    class Scripted(trials.Trials):
         def _settings(self, place: TrialRung, _: object) -> Any:
             return f"trial {place[0]}"
 
@@ -145,10 +141,43 @@ def test_the_timeline_of_a_trial_shows_no_phase_of_another_one(monkeypatch: pyte
         def _valued(self, run_id: str, *_: object) -> Ended:
             return Ended(run_id, 0.0, None)
 
-    monkeypatch.setattr(trials, "launch", launched)
     sweep: Any = SimpleNamespace(noun="trial", kind="sweep", ensemble=None, course=MagicMock())
+    return Scripted(sweep, record, MagicMock(), MagicMock(), MagicMock(signal=None), Path())
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (gpu_memory.full("worker 0", "", "a long row", "raise data.shards", ""), False),
+        (card_faults.BY_CODE["gpu.assertion"].told("device-side assert triggered"), False),
+        (card_faults.BY_CODE["gpu.illegal-access"].told("an illegal memory access"), False),
+        (card_faults.BY_CODE["gpu.ecc"].told("uncorrectable ECC error"), True),
+        (card_faults.BY_CODE["gpu.driver-old"].told("driver version is insufficient"), True),
+    ],
+)
+def test_a_trial_fails_by_what_it_does_to_a_gpu_and_a_sweep_ends_by_a_broken_one(
+    error: OrchestratorError, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "launch", lambda settings, *_, **__: (settings, RunOutcome(error=error)))
     record: Any = MagicMock(known=SweepHistory())
-    each: Any = Noting(sweep, record, MagicMock(), MagicMock(), MagicMock(signal=None), Path())
+    with contextlib.nullcontext() if not ends else pytest.raises(type(error), match=re.escape(error.message)):
+        scripted(record)._run((3, 0), {})
+    assert record.ended.call_count == (not ends)
+    if not ends:
+        assert record.ended.call_args[0][1].why == f"{error.kind}: {error.message}"
+
+
+def test_the_timeline_of_a_trial_shows_no_phase_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials with a thread of their own, and those that follow another one in its thread."""
+    told: dict[str, list[dict[str, Any]]] = {}
+
+    def launched(settings: str, *_: object, **__: object) -> tuple[str, RunOutcome]:
+        phases.note(f"start of {settings}", 1.0, 2.0, "driver")
+        told[settings] = phases.recorded()
+        return settings, RunOutcome()
+
+    monkeypatch.setattr(trials, "launch", launched)
+    each = scripted(MagicMock(known=SweepHistory()))
     with ThreadPoolExecutor(2) as pool:
         for run in [pool.submit(each._run, (number, 0), {}) for number in range(6)]:
             run.result()

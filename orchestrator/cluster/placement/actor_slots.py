@@ -37,9 +37,11 @@ class ActorSlots:
         copied: Copied = lambda _place: None,
         # whether there is room now, beyond the reserved places, for a member with so much of a GPU
         has_room: Callable[[float], bool] = lambda _gpus: False,
+        gpus: Callable[[], float] = lambda: 0,  # how many the cluster has
     ) -> None:
         self._copied = copied
         self._has_room = has_room
+        self._gpus = gpus
         self._cards: dict[int, str] = {}
         self._avoided_cards: frozenset[str] = frozenset()
         self._in_copies: set[int] = set()
@@ -92,6 +94,10 @@ class ActorSlots:
     def avoid_cards(self, cards: Collection[str]) -> None:
         """Nobody is started on these GPUs any more."""
         self._avoided_cards |= {*cards}
+
+    def others_have_cards(self) -> bool:
+        """Whether the cluster has GPUs in which this run has no slot, so that one may become free."""
+        return self._gpus() > len({*self._cards.values()})
 
     def _gpus_elsewhere(self) -> float:
         """The GPU that a member takes beyond the reserved places."""

@@ -225,6 +225,11 @@ def has_room_for(resources: Mapping[str, float]) -> bool:
     return any(all(node.get(name, 0.0) >= least for name, least in resources.items()) for node in free.values())
 
 
+def gpus_of_cluster() -> float:
+    """Raises ClusterUnavailable."""
+    return sum(node.resources.get("GPU", 0.0) for node in living_nodes())
+
+
 def _options(need: Need, group: Any, member: int) -> dict[str, Any]:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=member)
     where = need.placement(need.site_of[member])

@@ -14,6 +14,7 @@ from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Ask, BecomeSpare, Begin
 from orchestrator.controller.membership import compose, lost_shards, why_back
+from orchestrator.controller.rendezvous import card_failures
 from orchestrator.controller.rendezvous.scaling import FAILURES, start_missing
 from orchestrator.controller.sites import away
 from orchestrator.controller.state import ControllerState, GenerationStatus, Member, Recovery, living, top, waiting
@@ -70,6 +71,8 @@ def _give_up_if_nobody_comes(decision: Decision, why: str) -> None:
     moving = [each.moved for each in state.members.values() if each.ready is None and each.heartbeat is not None]
     late = decision.now - max([state.since, *moving]) > state.requirements.timeouts.start_s
     hopeless = state.failures >= FAILURES and all(member.ready is not None for member in state.members.values())
+    if late and state.retry is not None and card_failures.ends_without_cards(decision):
+        return
     if late or hopeless:
         error = WorkerLost(
             f"the run cannot go on: {why}" + (f"; {state.trouble}" if state.trouble else ""),

@@ -28,7 +28,7 @@ from orchestrator.cluster.actors.driver_loss import DriverHandle
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, prepare_workspaces
-from orchestrator.cluster.placement.reservation import Need, has_room_for, living_nodes, reserved
+from orchestrator.cluster.placement.reservation import Need, gpus_of_cluster, has_room_for, living_nodes, reserved
 from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import Actors, LocalRay
@@ -328,7 +328,7 @@ class Job:
             # Its CPUs are those of the bundles, and what is started beyond these takes the place of one that stays empty.
             beyond = ActorPlacement(here, {**anywhere, "num_cpus": 0, **also})
             has_room = lambda gpus: gpus > 0 and has_room_for({"GPU": gpus})  # noqa: E731
-            return ActorSlots(slots_here, beyond, has_room=has_room), lambda _node: None
+            return ActorSlots(slots_here, beyond, has_room=has_room, gpus=gpus_of_cluster), lambda _node: None
         begins = self.plan.run.initial
         needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
         project = Project(self.project, needed, timeout_s, self._check, self.settings.environment.variables)
@@ -345,7 +345,7 @@ class Job:
         known = {node for node, workspace in workspaces.items() if workspace.project is not None}
         late = LateWorkspaces(project, known, self.display.say)
         has_room = lambda gpus: gpus > 0 and has_room_for({**need.bundle, "GPU": gpus})  # noqa: E731
-        return ActorSlots(places, elsewhere, servers, late.copied, has_room), late.check
+        return ActorSlots(places, elsewhere, servers, late.copied, has_room, gpus_of_cluster), late.check
 
     def _variables(self) -> dict[str, Any]:
         """Options that tell members of the arithmetic, if their Ray was started without it."""

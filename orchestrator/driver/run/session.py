@@ -421,7 +421,9 @@ class Session:
                 case events.End(error):
                     self._end(error)
         for member in without_room:
-            self._decide(events.NoRoom(member, "all that is free is on GPUs that have failed twice"))
+            taken = self._actor_slots.others_have_cards()
+            why = "all that is free is on GPUs that have failed twice" + ", and others have taken the rest" * taken
+            self._decide(events.NoRoom(member, why, taken))
 
     def _begin(self, begin: events.Begin) -> None:
         self._saving.generation_ended()

@@ -3,9 +3,9 @@
 They are threads, so that a single run stays as it is: one process takes the signals and all runs see them, and each run holds
 its own lease. If the process is killed, its Ray and all members end with it, as those of a single run do.
 
-A trial that fails counts as failed, and the search goes on: its code raised, its loss is no number, its settings are refused,
-or its workers died or hung. A failure that is no fault of a trial (Ray, a disk, an interrupt, code that changed meanwhile)
-ends the sweep, which can be resumed.
+A trial that fails counts as failed, and the search goes on: its code raised or had a kernel fail, its loss is no number, its
+settings are refused, or its workers died or hung. So does one whose GPU has no memory left. A failure that is no fault of a
+trial (Ray, a disk, a broken GPU, an interrupt, code that changed meanwhile) ends the sweep, which can be resumed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.sessions import RaySession
+from orchestrator.common import card_faults
 from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.launch.launch import launch
@@ -33,6 +34,7 @@ from orchestrator.errors import (
     Interrupted,
     NonFinite,
     OrchestratorError,
+    OutOfDeviceMemory,
     PipelineRaised,
     RunFailed,
     Stalled,
@@ -45,7 +47,7 @@ from orchestrator.experiments.sweep.trial_board import TrialBoard, TrialDisplay
 from orchestrator.provenance.tracking import PARENT
 from orchestrator.records import phases
 
-_OF_THE_TRIAL = (PipelineRaised, NonFinite, Inconsistent, WorkerLost, Stalled, ConfigurationError)
+_OF_THE_TRIAL = (PipelineRaised, NonFinite, Inconsistent, WorkerLost, Stalled, ConfigurationError, OutOfDeviceMemory)
 
 
 class WrongMetricError(RunFailed):
@@ -154,7 +156,8 @@ class Trials:
     def _judged(self, run_id: str, outcome: RunOutcome) -> Ended:
         """Raises what ends a sweep."""
         if outcome.error is not None:
-            if not isinstance(outcome.error, _OF_THE_TRIAL):
+            fault = card_faults.BY_CODE.get(outcome.error.code)
+            if not isinstance(outcome.error, _OF_THE_TRIAL) and not (fault is not None and fault.by_code):
                 raise outcome.error
             return Ended(run_id, None, None, f"{outcome.error.kind}: {outcome.error.message}")
         return self._valued(run_id, {**outcome.metrics, "train/loss": outcome.loss}, outcome.digest)
