@@ -18,10 +18,10 @@ from orchestrator.errors import Inconsistent
 from orchestrator.records import trace
 from orchestrator.records.progress import Progress
 from orchestrator.worker.between_steps import evaluation, state_transfer
+from orchestrator.worker.between_steps.boundary import Boundary
 from orchestrator.worker.between_steps.callbacks import Callbacks
 from orchestrator.worker.between_steps.late_digests import LateDigests
 from orchestrator.worker.between_steps.replica_state import ReplicaState
-from orchestrator.worker.between_steps.replicated import Boundary
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.between_steps.segments import kept_state
 from orchestrator.worker.between_steps.timing import Timing

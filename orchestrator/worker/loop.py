@@ -30,7 +30,7 @@ from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.between_steps.timing import Timing
 from orchestrator.worker.member.heartbeat import Halt, Heartbeat
 from orchestrator.worker.step.executor import Executor, StepOutcome
-from orchestrator.worker.voting.step_report import Requests
+from orchestrator.worker.step_report import Requests
 
 Halted = Literal["finished", "regroup", "stop"]
 

@@ -11,12 +11,12 @@ from typing import Any
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.config.plan import Plan
 from orchestrator.numerics.layout import Layout
+from orchestrator.worker import footprint
 from orchestrator.worker.asynchronous import footprint as free_footprint
+from orchestrator.worker.footprint import Needed, sums_of
 from orchestrator.worker.model import construction
 from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
 from orchestrator.worker.step.carriers import bytes_beside
-from orchestrator.worker.voting import footprint
-from orchestrator.worker.voting.footprint import Needed, sums_of
 
 
 def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:

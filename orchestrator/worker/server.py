@@ -32,6 +32,7 @@ from orchestrator.worker.between_steps import evaluation, state_transfer
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.between_steps.segments import kept_state
 from orchestrator.worker.between_steps.timing import Patience, Timing
+from orchestrator.worker.footprint import sums_of
 from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
 from orchestrator.worker.member.cuda_stamps import CudaStamps
@@ -41,8 +42,7 @@ from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.executor import Executor, StepOutcome
 from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
-from orchestrator.worker.voting.footprint import sums_of
-from orchestrator.worker.voting.step_report import Consensus, StepReport
+from orchestrator.worker.step_report import Consensus, StepReport
 
 _WAIT_S: Final = 0.05
 

@@ -26,6 +26,7 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Resident, Staging
 from orchestrator.optim.compressions.codec import Codec
 from orchestrator.optim.transforms import Chain, State
+from orchestrator.worker import footprint
 from orchestrator.worker.admission.proof import Anew
 from orchestrator.worker.asynchronous import footprint as free_footprint
 from orchestrator.worker.asynchronous.async_phase import AsyncPhases, Cadence
@@ -35,10 +36,11 @@ from orchestrator.worker.asynchronous.replay import Replays
 from orchestrator.worker.asynchronous.shard_updates import ShardUpdates
 from orchestrator.worker.asynchronous.sync_barrier import Terms
 from orchestrator.worker.asynchronous.traffic import DeltaMemory, Traffic
+from orchestrator.worker.between_steps.boundary import Boundary, Whole
 from orchestrator.worker.between_steps.replica_state import ReplicaState
-from orchestrator.worker.between_steps.replicated import Boundary, Whole
 from orchestrator.worker.between_steps.timing import Timing
 from orchestrator.worker.device import Device
+from orchestrator.worker.footprint import sums_of
 from orchestrator.worker.member import shared_queue
 from orchestrator.worker.member.generation import Generation, ProcessServices
 from orchestrator.worker.member.shared_queue import QueueConsumer
@@ -63,8 +65,6 @@ from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.step.shard_gradients import Contributing, ShardGradients
 from orchestrator.worker.step.step_graphs import StepGraphs
 from orchestrator.worker.step.summation import CompressedSum, DirectSum, Summation, first_residuals
-from orchestrator.worker.voting import footprint
-from orchestrator.worker.voting.footprint import sums_of
 
 _DEATH_S: Final = 5.0  # until the death of another member is known
 

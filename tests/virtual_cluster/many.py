@@ -21,7 +21,7 @@ import torch
 
 from orchestrator.comm.transports.base import Received, Tag
 from orchestrator.config.settings import Settings, Workers
-from orchestrator.worker.voting import footprint
+from orchestrator.worker import footprint
 from tests.comm.transports.memory import _State
 from tests.virtual_cluster import cluster, runs, scheduling
 from tests.virtual_cluster.plans import Chance, Plan, calm

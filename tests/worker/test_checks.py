@@ -16,7 +16,7 @@ from orchestrator.errors import NonFinite
 from orchestrator.numerics import digests
 from orchestrator.records.progress import steps_of
 from orchestrator.worker.step.checking import Checks
-from orchestrator.worker.voting.step_report import Consensus, Shape, StepReport
+from orchestrator.worker.step_report import Consensus, Shape, StepReport
 from orchestrator.worker.worker import Worker
 from tests.products import thinned
 from tests.refusals import refused

@@ -15,7 +15,7 @@ from orchestrator.worker.asynchronous.deltas import DELTA, Deliveries, Header, w
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
 from orchestrator.worker.asynchronous.rows import decode, encode
 from orchestrator.worker.member.heartbeat import Halt
-from orchestrator.worker.voting.step_report import Requests, Shape
+from orchestrator.worker.step_report import Requests, Shape
 
 SHARDS, WORKERS, SLICES = 4, 3, 2
 seeds = st.integers(0, 2**32)

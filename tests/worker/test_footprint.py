@@ -18,13 +18,12 @@ from orchestrator.numerics.staging import Resident
 from orchestrator.optim import optimizers
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions.codec import Model
-from orchestrator.worker import memory_needs
+from orchestrator.worker import footprint, memory_needs
 from orchestrator.worker.asynchronous import footprint as free_footprint
+from orchestrator.worker.footprint import Needed, region_bytes
 from orchestrator.worker.pipeline_parallel import border_memory
 from orchestrator.worker.pipeline_parallel import footprint as stage_footprint
 from orchestrator.worker.step.carriers import Carriers, bytes_beside
-from orchestrator.worker.voting import footprint
-from orchestrator.worker.voting.footprint import Needed, region_bytes
 from tests.comm.topologies.cases import NAMES, variants
 from tests.comm.transports.memory import Hub, LocalRegions
 from tests.products import thinned

@@ -19,7 +19,7 @@ from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.member.heartbeat import CalledOff
 from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
-from orchestrator.worker.voting.step_report import Consensus, Shape, StepReport
+from orchestrator.worker.step_report import Consensus, Shape, StepReport
 from tests.comm.transports.memory import Hub, LocalRegions
 from tests.refusals import refused
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.numerics.grid import ABSENT
 from orchestrator.worker.member.heartbeat import Halt
-from orchestrator.worker.voting.step_report import Consensus, Requests, Shape, StepReport, from_slots, to_slots
+from orchestrator.worker.step_report import Consensus, Requests, Shape, StepReport, from_slots, to_slots
 
 SHAPE = Shape(shards=6, tensors=3, counters=2)
 numbers = st.floats(allow_nan=False)

@@ -19,8 +19,8 @@ from orchestrator.driver.launch.rehearsal import rehearse
 from orchestrator.driver.preflight import begin
 from orchestrator.driver.report.layout import layout
 from orchestrator.records import input_audit
+from orchestrator.worker.footprint import Needed
 from orchestrator.worker.pipeline_parallel.footprint import preparing_bytes
-from orchestrator.worker.voting.footprint import Needed
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from orchestrator.controller.shard_assignment import assign_stages
 from orchestrator.driver.preflight import crowded_cards, visible_cards
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.environment.cards import CardsUnknown
-from orchestrator.worker import memory_needs
+from orchestrator.worker import footprint, memory_needs
+from orchestrator.worker.footprint import Needed
 from orchestrator.worker.model.construction import Rehearsal
-from orchestrator.worker.voting import footprint
-from orchestrator.worker.voting.footprint import Needed
 
 _ANY_CARD_BYTES: Final = 1_000_000_000  # any GPU has so much, and to ask for more takes a part of a second
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from orchestrator.errors import OrchestratorError
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
-from orchestrator.worker.voting.step_report import Requests
+from orchestrator.worker.step_report import Requests
 
 
 class CompletedPhase(Protocol):

@@ -12,7 +12,7 @@ window of deltas:
 
 With a GPU all this is in its memory.
 
-For memory that it does not count see `voting/footprint.py`.
+For memory that it does not count see `worker/footprint.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orchestrator.controller.shard_assignment import assign_shards
 from orchestrator.numerics.layout import Layout
 from orchestrator.worker.asynchronous.deltas import window_of
 from orchestrator.worker.asynchronous.gossip import Mixing
-from orchestrator.worker.voting.footprint import Needed, ranks_that_tell, region_bytes, remembered, sums_of
+from orchestrator.worker.footprint import Needed, ranks_that_tell, region_bytes, remembered, sums_of
 
 _FLOAT: Final = 4
 _INTEGER: Final = 8
@@ -49,7 +49,7 @@ def worker_needs(
     parameters: int,
     ranks: Sequence[int] | None = None,
 ) -> Needed:
-    """As `voting.footprint.worker_needs`, for async phases and gossip."""
+    """As `worker.footprint.worker_needs`, for async phases and gossip."""
     hosted = assign_shards(plan.data.shards, schedule.workers)
     trained = sum(slot.elements for slot in layout.slots)
     looked_at = ranks_that_tell(schedule.workers) if ranks is None else ranks
@@ -61,7 +61,7 @@ def worker_needs(
 
 
 def waiting_bytes(layout: Layout, plan: Plan) -> int:
-    """The bytes of a GPU that a worker holds before its first generation, beside `voting.footprint.waiting_bytes`."""
+    """The bytes of a GPU that a worker holds before its first generation, beside `worker.footprint.waiting_bytes`."""
     deltas = 0 if plan.mode.graph is not None else _INTEGER * (window_of(layout.size) + 2)
     return (deltas + 2 * _FLOAT) * layout.size
 

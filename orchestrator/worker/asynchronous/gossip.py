@@ -41,7 +41,7 @@ from orchestrator.worker.member.generation import ProcessServices, Withdrawn
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.step.executor import StepOutcome
-from orchestrator.worker.voting.step_report import Requests, from_slots, to_slots
+from orchestrator.worker.step_report import Requests, from_slots, to_slots
 
 _MODEL: Final = "model"
 _EXPONENTS: Final = "exponents"

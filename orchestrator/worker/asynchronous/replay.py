@@ -29,7 +29,7 @@ from orchestrator.worker.asynchronous.sync_barrier import Nothing, Terms, synchr
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.step.executor import StepOutcome
-from orchestrator.worker.voting.step_report import Requests
+from orchestrator.worker.step_report import Requests
 
 _AHEAD: Final = 4  # waves reach so many updates per shard beyond the first that is not done
 _FAILED: Final = -1

@@ -1,6 +1,6 @@
 """The messages of members at a sync barrier: a vote, and then the updates of the async phase, each by its host. Pure.
 
-The vote is one int64 vector, combined by maximum, as in lockstep (`voting/step_report.py`):
+The vote is one int64 vector, combined by maximum, as in lockstep (`worker/step_report.py`):
 
     failing shard       shards - shard, so that the first failing shard wins
     evaluate, halt, save, busy   as in a step report
@@ -26,7 +26,7 @@ from orchestrator.numerics.exact import wrap
 from orchestrator.numerics.grid import ABSENT
 from orchestrator.records import trace
 from orchestrator.records.clocks import AsyncPhase, Update
-from orchestrator.worker.voting.step_report import EMPTY, Requests, Shape, bits_of, float_of, head, read_head
+from orchestrator.worker.step_report import EMPTY, Requests, Shape, bits_of, float_of, head, read_head
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierRe
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.step.executor import StepOutcome
-from orchestrator.worker.voting.step_report import Requests, Shape
+from orchestrator.worker.step_report import Requests, Shape
 
 
 class Replica(Protocol):

@@ -24,7 +24,7 @@ from orchestrator.pipeline import REDUCED, naming
 from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.voting.step_report import EMPTY, from_slots, from_words, to_slots, to_words
+from orchestrator.worker.step_report import EMPTY, from_slots, from_words, to_slots, to_words
 
 Beat = Callable[[], None]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from orchestrator.common.values import Every
 from orchestrator.config.plan import Plan
 from orchestrator.worker.member.heartbeat import Heartbeat
-from orchestrator.worker.voting.step_report import Requests
+from orchestrator.worker.step_report import Requests
 
 
 class Timer:

@@ -29,13 +29,13 @@ from orchestrator.worker.pipeline_parallel.cuts import Way
 from orchestrator.worker.pipeline_parallel.links import Links
 from orchestrator.worker.pipeline_parallel.replay import Stage
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
-from orchestrator.worker.voting.step_report import from_words, to_words
+from orchestrator.worker.step_report import from_words, to_words
 
 _PIECE_BYTES: Final = 4 << 20
 
 
 class Stages:
-    """Implements `worker.between_steps.replicated.Boundary`. `take_on` comes with each generation."""
+    """Implements `worker.between_steps.boundary.Boundary`. `take_on` comes with each generation."""
 
     def __init__(self, workload: PipelineAdapter, stage: Stage, held: StageState) -> None:
         self._workload = workload

@@ -19,7 +19,7 @@ from orchestrator.numerics import exact
 from orchestrator.optim.clipping import Norm
 from orchestrator.worker.between_steps.run_state import RunState, SecondVote
 from orchestrator.worker.pipeline_parallel import messages
-from orchestrator.worker.voting.step_report import EMPTY, from_slots
+from orchestrator.worker.step_report import EMPTY, from_slots
 
 _HIGH = 2**32
 _WORDS = 4  # that tell a fingerprint

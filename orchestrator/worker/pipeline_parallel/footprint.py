@@ -1,7 +1,7 @@
 """How much memory the worker of a stage needs for its parameters, gradients, sums, the optimizer's state, and for what crosses
 its borders on a GPU. Pure.
 
-It does not know partial sums, and what `voting/footprint.py` does not.
+It does not know partial sums, and what `worker/footprint.py` does not.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from orchestrator.config.plan import Plan
 from orchestrator.numerics.layout import most_waiting
+from orchestrator.worker.footprint import Needed, remembered, sums_of
 from orchestrator.worker.pipeline_parallel.border_memory import bytes_of_places
-from orchestrator.worker.voting.footprint import Needed, remembered, sums_of
 
 _FLOAT32: Final = int(torch.float32.itemsize)
 _WHILE_PREPARING: Final = 8  # bytes of each parameter of the whole model, with gradients of a part of it

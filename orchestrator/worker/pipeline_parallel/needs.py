@@ -5,7 +5,7 @@ Model and data are made as a worker makes them, and where the whole model does n
 it can be cut (`planning.py`). For a GPU that is done in any case, and what autograd keeps of the micro-batch is counted: on a
 GPU nothing else may take the place of activations.
 
-It does not know batches, what a pass takes beside activations (`voting.footprint`), nor what CUDA graphs keep of gradients:
+It does not know batches, what a pass takes beside activations (`worker.footprint`), nor what CUDA graphs keep of gradients:
 where a GPU has no room for graphs, passes are eager.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping
 from orchestrator.comm.pipeline_schedules import groups_of, programs
 from orchestrator.config.plan import Plan
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages, hosts_of
+from orchestrator.worker.footprint import Needed, first_schedule, worker_needs
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel.cuts import Way, activations
@@ -24,7 +25,6 @@ from orchestrator.worker.pipeline_parallel.footprint import by_stage, preparing_
 from orchestrator.worker.pipeline_parallel.planning import cuts_of, summary, surveyed
 from orchestrator.worker.pipeline_parallel.rehearsal import prepared
 from orchestrator.worker.pipeline_parallel.survey import Survey
-from orchestrator.worker.voting.footprint import Needed, first_schedule, worker_needs
 
 _FLOAT32 = 4  # bytes
 

@@ -27,6 +27,7 @@ from orchestrator.optim.clipping import Clipping, Norm
 from orchestrator.optim.transforms import State
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.device import Device
+from orchestrator.worker.footprint import sums_of
 from orchestrator.worker.member.generation import Generation, ProcessServices
 from orchestrator.worker.model import construction, snapshot
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -46,8 +47,7 @@ from orchestrator.worker.pipeline_parallel.turns import turn
 from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.step.summation import DirectSum
-from orchestrator.worker.voting.footprint import sums_of
-from orchestrator.worker.voting.step_report import Requests
+from orchestrator.worker.step_report import Requests
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from orchestrator.worker.pipeline_parallel.stage_state import StageState
 from orchestrator.worker.step.summation import DirectSum
 from orchestrator.worker.step.tally import Tally
 from orchestrator.worker.step.trainer_checks import SentBytes, joined, not_finite
-from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport, to_slots
+from orchestrator.worker.step_report import EMPTY, Consensus, StepReport, to_slots
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from orchestrator.numerics.streams import seed_of
 from orchestrator.worker.member.generation import Distrusted
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step.shard_gradients import Contribution
-from orchestrator.worker.voting.step_report import EMPTY
+from orchestrator.worker.step_report import EMPTY
 
 FAILED: Final = 2**62  # the answer of a worker that could not compute it
 EMPTY_SHARD: Final = FAILED + 1  # of a worker that found nothing in it

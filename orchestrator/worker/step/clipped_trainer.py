@@ -40,7 +40,7 @@ from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.local_trainer import LocalTrainer
 from orchestrator.worker.step.shard_gradients import Contributing
 from orchestrator.worker.step.summation import Tensors
-from orchestrator.worker.voting.step_report import Consensus, StepReport
+from orchestrator.worker.step_report import Consensus, StepReport
 
 _LOSS_KEY: Final = "losses"
 

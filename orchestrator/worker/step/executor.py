@@ -8,7 +8,7 @@ from typing import Protocol
 from orchestrator.numerics.grid import Grid
 from orchestrator.records.trace import Line
 from orchestrator.worker.between_steps.run_state import Clocks, RunState, SecondVote
-from orchestrator.worker.voting.step_report import Requests
+from orchestrator.worker.step_report import Requests
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from orchestrator.worker.step.step_graphs import Read, StepGraphs
 from orchestrator.worker.step.summation import Summation
 from orchestrator.worker.step.tally import Tally
 from orchestrator.worker.step.trainer_checks import SentBytes, joined, not_finite
-from orchestrator.worker.voting.step_report import EMPTY, Consensus, StepReport
+from orchestrator.worker.step_report import EMPTY, Consensus, StepReport
 
 
 class LocalTrainer:

@@ -29,7 +29,7 @@ from orchestrator.worker.member.generation import Withdrawn
 from orchestrator.worker.model.moving_buffers import DIFFERING
 from orchestrator.worker.step.checking import NEVER, Checked, Checks, checks_of
 from orchestrator.worker.step.executor import StepOutcome
-from orchestrator.worker.voting.step_report import UNKNOWN, Consensus, Requests, Shape, StepReport
+from orchestrator.worker.step_report import UNKNOWN, Consensus, Requests, Shape, StepReport
 
 ATTEMPTS = 2
 COMPARED_EVERY = 10  # to compare parts of a sum reads and writes 24 bytes an element more, and takes a vote

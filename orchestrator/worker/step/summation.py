@@ -24,7 +24,7 @@ from orchestrator.optim.compressions.codec import Agreement, Codec, Held, Nothin
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.step.carriers import Carriers
-from orchestrator.worker.voting.step_report import Consensus
+from orchestrator.worker.step_report import Consensus
 
 Tensors = Sequence[torch.Tensor | None]
 _RESIDUAL = "residual/"

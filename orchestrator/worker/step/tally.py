@@ -12,7 +12,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.worker.model.replica import Replica, Unread
 from orchestrator.worker.step.trainer_checks import check_counters, looked_at
-from orchestrator.worker.voting.step_report import StepReport
+from orchestrator.worker.step_report import StepReport
 
 
 class Tally:

@@ -13,7 +13,7 @@ from orchestrator.worker.member.generation import ProcessServices
 from orchestrator.worker.model.moving_buffers import DIFFERING, BufferRemains
 from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.voting.step_report import UNKNOWN, Consensus
+from orchestrator.worker.step_report import UNKNOWN, Consensus
 
 
 class SentBytes:

@@ -1,1 +1,0 @@
-"""The step reports on which members vote, and the memory that a worker needs."""
