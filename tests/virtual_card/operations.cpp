@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/OpMathType.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/cuda/CUDAStream.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -321,6 +322,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_backward(const Tensor& gr
     Tensor ins = at::cat({gr, gz, gn}, 1), hids = at::cat({gr, gz, gn * r}, 1);
     return {ins, hids, grad * z, has_bias ? ins.sum(0) : Tensor(), has_bias ? hids.sum(0) : Tensor()};
 }
+std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, at::IntArrayRef shape, const Maybe& weight, std::optional<double> eps) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    std::vector<int64_t> last;
+    for (size_t i = 1; i <= shape.size(); i++) last.push_back(-(int64_t)i);
+    const double least = eps ? *eps : input.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+    Tensor whole = input.to(at::toOpMathType(input.scalar_type())), rstd = (whole * whole).mean(last, true).add(least).rsqrt(), normed = whole * rstd;
+    return {(is(weight) ? normed * *weight : normed).to(input.scalar_type()), rstd};
+}
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, at::IntArrayRef shape, const Tensor& rstd, const Maybe& weight, std::array<bool, 2> wanted) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    std::vector<int64_t> last, first;
+    for (int64_t i = 0; i < input.dim(); i++) (i < input.dim() - (int64_t)shape.size() ? first : last).push_back(i);
+    Tensor out = grad.to(rstd.scalar_type()), normed = input.to(rstd.scalar_type()) * rstd, inner = is(weight) ? out * *weight : out;
+    Tensor own = wanted[0] ? (rstd * (inner - normed * (inner * normed).mean(last, true))).to(input.scalar_type()) : Tensor();
+    if (!wanted[1] || !is(weight)) return {own, Tensor()};
+    Tensor product = out * normed;
+    return {own, (first.empty() ? product : product.sum(first)).to(weight->scalar_type())};
+}
 
 const std::set<std::string> LEFT = {
     "aten::empty.memory_format", "aten::empty_strided", "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::set_", "aten::set_.source_Storage",
@@ -366,4 +385,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_backward));
     m.impl("_thnn_fused_gru_cell", TORCH_FN(gru));
     m.impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_backward));
+    m.impl("_fused_rms_norm", TORCH_FN(rms_norm));
+    m.impl("_fused_rms_norm_backward", TORCH_FN(rms_norm_backward));
 }

@@ -25,6 +25,7 @@ from orchestrator.comm.transports.device_memory import DeviceRegions
 from orchestrator.numerics import chosen, exact, levels, staging
 from orchestrator.numerics.device import kernels
 from orchestrator.numerics.layout import Layout
+from orchestrator.optim.privacy import quantization_grid
 from orchestrator.optim.transforms import State
 from orchestrator.worker import device, worker
 from orchestrator.worker.model import shard_states, snapshot
@@ -178,7 +179,7 @@ def sum_apart(monkeypatch: pytest.MonkeyPatch) -> There:
 def encode_apart(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None) -> There:
     """As `compute_apart`, and contributions are compressed or clipped there."""
     there = compute_apart(monkeypatch)
-    for module in (exact, levels, chosen, carriers):
+    for module in (exact, levels, chosen, carriers, quantization_grid):
         monkeypatch.setattr(module, "in_host_memory", lambda tensor: tensor not in there)
 
     def opened(_: object, regions: Regions, __: object) -> device.Device:

@@ -21,7 +21,8 @@ from typing import Final
 
 import torch
 
-from orchestrator.numerics.exact import in_order, there
+from orchestrator.numerics import foreach
+from orchestrator.numerics.exact import in_host_memory, in_order, there
 from orchestrator.numerics.layout import Layout, Slot
 from orchestrator.optim.privacy import noise
 from orchestrator.optim.privacy.keys import Stream
@@ -31,6 +32,7 @@ MOST_CLIENTS: Final = 1 << 19
 MOST_NOISE: Final = 1000.0
 _LOSS_BITS, _LOSS_LIMIT = 24, 2.0**16
 _AT_ONCE: Final = 1 << 20  # elements, of which a copy in float64 stays in a processor's cache
+_TOGETHER: Final = 1 << 22  # elements of small tensors that a device takes at once
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -50,17 +52,47 @@ class QuantizationGrid:
         finite."""
         ordered = [None if t is None else in_order(t, slot) for t, slot in zip(tensors, self._slots, strict=True)]
         flat = [None if t is None else t.as_strided((t.numel(),), (1,)) for t in ordered]
-        squares = [t.double().square_().sum() for t in flat if t is not None]
+        groups = _one_by_one(flat) if in_host_memory(total) else self._together(flat)
+        squares = [square for group in groups for square in self._squares(group, flat)]
         norm = math.sqrt(math.fsum(torch.stack(squares).tolist() if squares else []))  # a device is asked once
         if not math.isfinite(norm):
             return False
         factor = 1.0
         if norm * (1 + self._margin) > self.clipping_norm:
             factor = self.clipping_norm / norm * (1 - self._margin)
-        for slot, tensor in zip(self._slots, flat, strict=True):
-            if tensor is not None:
-                self._place(slot, total).add_(tensor.double().mul_(factor / self.lsb).to(torch.int64))
+        for group in groups:
+            start, end = self._span(group)
+            total[start:end].add_(self._widened(group, flat).mul_(factor / self.lsb).to(torch.int64))
         return True
+
+    def _together(self, flat: Tensors) -> list[list[int]]:
+        """The places of tensors that follow one another, as many together as there are small ones: on a device each operation
+        costs a launch."""
+        groups: list[list[int]] = []
+        for i in (place for group in _one_by_one(flat) for place in group):
+            if not groups or self._span([groups[-1][0], i])[1] - self._span(groups[-1])[0] > _TOGETHER:
+                groups.append([])
+            groups[-1].append(i)
+        return groups
+
+    def _span(self, group: Sequence[int]) -> tuple[int, int]:
+        last = self._slots[group[-1]]
+        return self._slots[group[0]].offset, last.offset + last.elements
+
+    def _widened(self, group: Sequence[int], flat: Tensors) -> torch.Tensor:
+        """The tensors of a group in float64, each at its place in the span, with zeros between them."""
+        found = [(self._slots[i], tensor) for i in group if (tensor := flat[i]) is not None]
+        if len(found) == 1:
+            return found[0][1].double()
+        start, end = self._span(group)
+        whole = found[0][1].new_zeros(end - start, dtype=torch.float64)
+        foreach.copy([whole[s.offset - start :][: s.elements] for s, _ in found], [tensor for _, tensor in found])
+        return whole
+
+    def _squares(self, group: Sequence[int], flat: Tensors) -> list[torch.Tensor]:
+        """The sum of the squares of each tensor of a group."""
+        whole, (start, _) = self._widened(group, flat).square_(), self._span(group)
+        return [whole[self._slots[i].offset - start :][: self._slots[i].elements].sum() for i in group]
 
     def add_noise(self, multiplier: float, stream: Stream, total: torch.Tensor) -> None:
         """total += normal numbers with a standard deviation of so many clipping norms, rounded."""
@@ -82,6 +114,10 @@ class QuantizationGrid:
 
     def _place(self, slot: Slot, total: torch.Tensor) -> torch.Tensor:
         return total[slot.offset : slot.offset + slot.elements]
+
+
+def _one_by_one(flat: Tensors) -> list[list[int]]:
+    return [[i] for i, tensor in enumerate(flat) if tensor is not None]
 
 
 def loss_on_grid(loss: float) -> int:

@@ -199,7 +199,12 @@ class CompressedSum:
         self._largest.append(levels.largest(flat, self.result))
         if self._copies:
             kept = self._codec.kept if self._states is not None else ()
-            flat = [t if t is None or i in kept else t.clone() for i, t in enumerate(flat)]
+            passing = [i for i, tensor in enumerate(flat) if tensor is not None and i not in kept]
+            originals = [tensor for i in passing if (tensor := flat[i]) is not None]
+            copies = [torch.empty_like(tensor) for tensor in originals]
+            foreach.copy(copies, originals)
+            for i, copied in zip(passing, copies, strict=True):
+                flat[i] = copied
         self._held.append(Held(shard, weight, flat[: self._parameters]))
         self._statistics.append(flat[self._parameters :])
 

@@ -75,6 +75,19 @@ def test_absent_tensors_count_as_zeros() -> None:
     assert on_lattice(1.0, [whole[0], None, whole[2]]) == on_lattice(1.0, [whole[0], torch.zeros(5), whole[2]])
 
 
+@pytest.mark.parametrize("together", [1, 20, 40, 1000])
+@given(st.integers(0, 2**32), st.sets(st.integers(0, 2)), st.sampled_from([0.01, 1.0]))
+def test_small_tensors_that_a_device_takes_together_give_the_same_integers(
+    together: int, seed: int, absent: set[int], scale: float
+) -> None:
+    tensors = [None if i in absent else tensor for i, tensor in enumerate(contributions(seed, scale))]
+    expected = on_lattice(1.0, list(tensors))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(quantization_grid, "in_host_memory", lambda _: False)
+        patched.setattr(quantization_grid, "_TOGETHER", together)
+        assert on_lattice(1.0, list(tensors)) == expected
+
+
 @pytest.mark.parametrize("norm", [1e-3, 0.5, 0.75, 1.0, 1e3])
 def test_the_most_clients_and_the_most_noise_fit_64_bits(norm: float) -> None:
     largest = norm / QuantizationGrid(norm, LAYOUT).lsb
