@@ -50,9 +50,9 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import device_proof
+from orchestrator.worker.pipeline_parallel.hosted_stage import HostedStage, StagedLockstep, Waiting, WholeNames
 from orchestrator.worker.pipeline_parallel.planning import InStages, summary
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
-from orchestrator.worker.pipeline_parallel.staged import HostedStage, StagedLockstep, Waiting, WholeNames
 from orchestrator.worker.pipeline_parallel.turns import once, turn
 from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.checking import checks_of

@@ -31,7 +31,7 @@ from orchestrator.worker import device, worker
 from orchestrator.worker.model import shard_states, snapshot
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import Recorder
-from orchestrator.worker.pipeline_parallel import staged
+from orchestrator.worker.pipeline_parallel import hosted_stage
 from orchestrator.worker.step import carriers
 from tests.comm.transports.device_double import HostDriver
 from tests.numerics.device import host
@@ -215,7 +215,7 @@ def compute_apart(monkeypatch: pytest.MonkeyPatch) -> There:
                 there.add(self.parameters)
 
     monkeypatch.setattr(worker, "Replica", PlacedReplica)
-    monkeypatch.setattr(staged, "Replica", PlacedReplica)
+    monkeypatch.setattr(hosted_stage, "Replica", PlacedReplica)
     plain_placed = snapshot.placed
 
     def placed(entries: Any, optimizer: torch.optim.Optimizer) -> Any:

@@ -26,8 +26,7 @@ from orchestrator.optim.transforms import State
 from orchestrator.pipeline import Pipeline
 from orchestrator.records import barriers
 from orchestrator.records.clocks import AsyncPhase
-from orchestrator.worker.asynchronous import deltas
-from orchestrator.worker.asynchronous import rows as shard_rows
+from orchestrator.worker.asynchronous import deltas, shard_rows
 from orchestrator.worker.asynchronous.deltas import Deliveries, Delta
 from orchestrator.worker.asynchronous.gossip import ShardModels
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers

@@ -13,7 +13,7 @@ from orchestrator.records.clocks import AsyncPhase, Update
 from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous.deltas import DELTA, Deliveries, Header, window_of
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
-from orchestrator.worker.asynchronous.rows import decode, encode
+from orchestrator.worker.asynchronous.shard_rows import decode, encode
 from orchestrator.worker.member.heartbeat import Halt
 from orchestrator.worker.step_report import Requests, Shape
 

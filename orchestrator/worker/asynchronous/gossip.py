@@ -29,8 +29,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import exact
 from orchestrator.numerics.fixed_point import FixedPoint, divided, exponent_for, largest
 from orchestrator.optim.transforms import State
-from orchestrator.worker.asynchronous import reports
-from orchestrator.worker.asynchronous import rows as shard_rows
+from orchestrator.worker.asynchronous import reports, shard_rows
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport
 from orchestrator.worker.asynchronous.rollback import Rollback
 from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates

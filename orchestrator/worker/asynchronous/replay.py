@@ -20,7 +20,7 @@ import torch
 from orchestrator.comm.collectives import ASYNC_PHASE, Exchange
 from orchestrator.errors import OrchestratorError
 from orchestrator.records.clocks import AsyncPhase, Update
-from orchestrator.worker.asynchronous import rows as shard_rows
+from orchestrator.worker.asynchronous import shard_rows
 from orchestrator.worker.asynchronous.at_barrier import AtBarrier
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
 from orchestrator.worker.asynchronous.reports import CompletedUpdate

@@ -233,7 +233,7 @@ def _skips(survey: Survey, borders: Sequence[str]) -> tuple[tuple[Key, ...], ...
         crossed = [n for n, at in enumerate(positions) if crossing.crosses(at)]
         returned = all(crossing.is_returned(positions[n]) for n in crossed)
         for n in crossed:
-            found[n].add(crossing.key if returned and crossing.key is not None else crossing.trailed)
+            found[n].add(crossing.key if returned and crossing.key is not None else crossing.operation_key)
     return tuple(tuple(sorted(keys)) for keys in found)
 
 

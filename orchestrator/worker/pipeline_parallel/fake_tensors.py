@@ -34,7 +34,7 @@ ABOUT: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# An output of a module: its name, which call of it, which tensor of what it returned; or of an operation, as `trail.py` says.
+# An output of a module: its name, which call of it, which tensor of the result. Those of operations: `operation_names.py`.
 Key = tuple[str, int, int]
 
 

@@ -33,8 +33,8 @@ from orchestrator.worker.pipeline_parallel.border_values import (
 )
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way
 from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, ValueNeeded
-from orchestrator.worker.pipeline_parallel.stubs import Stubs
-from orchestrator.worker.pipeline_parallel.trail import Looking, Trail, is_trailed
+from orchestrator.worker.pipeline_parallel.memoized_calls import MemoizedCalls
+from orchestrator.worker.pipeline_parallel.operation_names import OperationNames, OperationWatch, is_of_operation
 
 _REMEDY: Final = (
     "a stage replays loss() and metrics() up to its border on shapes alone, so what happens before a border may not depend on "
@@ -96,9 +96,9 @@ class _Walk:
         self.counts: Counter[str] = Counter()
         self.values: dict[Key, torch.Tensor] = {}
         self.arrivals: list[dict[str, torch.Tensor] | None] = []
-        trailed = frozenset(filter(is_trailed, names))
-        self.trail = Trail()
-        self.looking = Looking(self.trail, trailed, self._note) if trailed else None
+        operation_keys = frozenset(filter(is_of_operation, names))
+        self.operations = OperationNames()
+        self.looking = OperationWatch(self.operations, operation_keys, self._note) if operation_keys else None
 
     def away(self) -> AbstractContextManager[None]:
         """The code within the block is not the user's."""
@@ -141,7 +141,7 @@ class Stage:
         self._fakes = {name: FakeTensor.like(tensors[name], self, name, str(home)) for name in absent}
         self._switch = torch.zeros((), device=home, requires_grad=True)
         self._records = False
-        self._stubs = Stubs(model, self, lambda: self._walk) if index else None
+        self._memoized = MemoizedCalls(model, self, lambda: self._walk) if index else None
         self._handles = [
             handle
             for name, module in model.named_modules()
@@ -152,9 +152,9 @@ class Stage:
         ]
 
     def close(self) -> None:
-        """Take stubs and hooks off the model. Close several stages in reverse order."""
-        if self._stubs is not None:
-            self._stubs.close()
+        """Take memoized calls and hooks off the model. Close several stages in reverse order."""
+        if self._memoized is not None:
+            self._memoized.close()
         for handle in self._handles:
             handle.remove()
 
@@ -272,7 +272,7 @@ class Stage:
             if walk is None:
                 return None
             walk.counts[name] += 1
-            walk.trail.begin(name, walk.counts[name])
+            walk.operations.begin(name, walk.counts[name])
             if walk.counts[name] == 1 and name == self._next and walk.own:
                 raise _Reached(args, kwargs)
             with walk.away():
@@ -287,7 +287,7 @@ class Stage:
             walk = self._walk
             if walk is None:
                 return
-            walk.trail.end(name)
+            walk.operations.end(name)
             for i, leaf in enumerate(tree_leaves(output)):
                 if type(leaf) is FakeTensor:
                     if leaf.key is None:

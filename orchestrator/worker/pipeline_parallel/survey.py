@@ -5,7 +5,7 @@ call.
     bound        a tensor that depends on a parameter or a buffer, and so has no value before a border (`fake_tensors.py`)
     a skip       a bound output of a module, finished before a border and used behind it
     glue         a bound result that no module has returned: it crosses a border as an argument of the call there, or by a name
-                 of its own (`trail.py`) while the module call is open whose code has computed it
+                 of its own (`operation_names.py`) while the module call is open whose code has computed it
 
 A stage cannot begin where other glue would have to cross, behind a point where the code reads the value of a bound tensor, or
 within an activation checkpoint, whose second forward pass would not find the border. Nor does one begin behind the first use
@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from orchestrator.errors import PipelineRaised
 from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators, size_of
 from orchestrator.worker.pipeline_parallel.fake_tensors import ABOUT, Key, name_of, read_by, writes
-from orchestrator.worker.pipeline_parallel.trail import Opened, Trail
+from orchestrator.worker.pipeline_parallel.operation_names import Opened, OperationNames
 
 # The costs of a result beside products, in floating-point operations: memory, and the call itself. With these the part of the
 # forward time before a border is off by 0.06 in the mean, over 14 models and sizes; with products and 8 an element by 0.09.
@@ -50,7 +50,7 @@ class Crossing:
 
     key: Key | None  # as an output of a module; None where it is none
     made: int  # the position from which on it is an output of a module; -1 where it is none
-    trailed: Key  # its key as the result of an operation
+    operation_key: Key  # its key as the result of an operation
     born: int  # the position of that operation
     used: tuple[int, ...]  # the positions of its uses
     given: frozenset[int]  # the positions of the calls whose arguments it is among
@@ -113,7 +113,7 @@ class _Bound:
     shape: tuple[int, ...]  # its own
     size: int  # in bytes, on its way
     born: int  # the position of the operation that it is the result of
-    trailed: Key  # its key as the result of that operation
+    operation_key: Key  # its key as the result of that operation
     within: Opened  # the innermost module call that was open then
     key: Key | None = None  # as an output of a module; None while it is none
     made: int = -1  # the position from which on it is an output of a module; -1 while it is none
@@ -123,7 +123,7 @@ class _Bound:
 
     def crossing(self) -> Crossing:
         return Crossing(
-            self.key, self.made, self.trailed, self.born, tuple(self.used), frozenset(self.given), self.size
+            self.key, self.made, self.operation_key, self.born, tuple(self.used), frozenset(self.given), self.size
         )
 
     def loose(self) -> Iterator[int]:
@@ -154,7 +154,7 @@ class _Watch:
         ] = {}  # by the id of a tensor that is not bound and has a gradient, where it was first used
         self._inputs: list[torch.Tensor] = []  # they, so that no other tensor gets its id
         self.drifted = False
-        self.trail = Trail()
+        self.operations = OperationNames()
         self.ended: dict[Opened, int] = {}  # the position at which a call was over
 
     @property
@@ -163,7 +163,7 @@ class _Watch:
 
     def begins(self, name: str, leaves: Sequence[Any]) -> None:
         self.counts[name] += 1
-        self.trail.begin(name, self.counts[name])
+        self.operations.begin(name, self.counts[name])
         if self.counts[name] > 1:
             return
         self.calls.append(name)
@@ -184,7 +184,7 @@ class _Watch:
 
     def ends(self, name: str, leaves: Sequence[Any]) -> None:
         self.ended[name, self.counts[name]] = self.position
-        self.trail.end(name)
+        self.operations.end(name)
         for i, leaf in enumerate(leaves):
             known = self.bound.get(id(leaf))
             if known is not None and known.key is None:
@@ -209,7 +209,7 @@ class _Watch:
     def differentiates(self, inputs: Sequence[Any]) -> None:
         """The code asks for gradients of these."""
         first = min((self._first(each) for each in inputs if isinstance(each, torch.Tensor)), default=self.position)
-        self.differentiated.append((first, _called(self.trail.inner[0])))
+        self.differentiated.append((first, _called(self.operations.inner[0])))
 
     def _first(self, tensor: torch.Tensor) -> int:
         """The position from which on it is there, or in use."""
@@ -221,7 +221,7 @@ class _Watch:
         """made: the leaves of what an operation has returned."""
         for i, leaf in enumerate(made):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self.names and id(leaf) not in self.bound:
-                shape, where = tuple(leaf.shape), self.trail.inner
+                shape, where = tuple(leaf.shape), self.operations.inner
                 known = _Bound(shape, size_of(leaf), self.position, label(i), where, drawn=drawn)
                 self.found.append(known)
                 self.bound[id(leaf)] = known
@@ -236,7 +236,7 @@ class _Watch:
 
     def reads(self, what: str) -> None:
         if self.read is None:
-            self.read = self.position, f"{what}, in the code of {_called(self.trail.inner[0])}"
+            self.read = self.position, f"{what}, in the code of {_called(self.operations.inner[0])}"
 
     def survey(self, *, draws: bool) -> Survey:
         barred, glued = dict(self.barred), set[int]()
@@ -290,7 +290,7 @@ class _Operations(TorchFunctionMode):
         watch, name = self._watch, name_of(func)
         if name in ABOUT:
             return func(*args, **(kwargs or {}))
-        label = watch.trail.label(name)
+        label = watch.operations.label(name)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_bound, is_drawn = watch.uses_of(given)
         if is_bound and func is torch.autograd.grad:

@@ -5,7 +5,7 @@
 A stage runs the same code as all others, before its border on shapes, so operations that a module's own code calls have the
 same numbers everywhere. Operations are looked at only if such a name is needed.
 
-Results within a module call that is over at a border get no name: its code is not run again there (`stubs.py`).
+Results within a module call that is over at a border get no name: its code is not run again there (`memoized_calls.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Opened = tuple[str, int]  # a module, and which call of it
 _OUTSIDE: Opened = ("", 0)  # the code that calls the model
 
 
-class Trail:
+class OperationNames:
     """Which module calls are open, and what each has computed itself so far."""
 
     def __init__(self) -> None:
@@ -53,17 +53,19 @@ class Trail:
         return lambda leaf: (name, inner[1], leaf)
 
 
-def is_trailed(key: Key) -> bool:
+def is_of_operation(key: Key) -> bool:
     """Whether it is of an operation, and not of a module."""
     return "#" in key[0]
 
 
-class Looking(TorchFunctionMode):
+class OperationWatch(TorchFunctionMode):
     """Tells `note` of each result that has one of these names."""
 
-    def __init__(self, trail: Trail, names: frozenset[Key], note: Callable[[Key, torch.Tensor], None]) -> None:
+    def __init__(
+        self, operations: OperationNames, names: frozenset[Key], note: Callable[[Key, torch.Tensor], None]
+    ) -> None:
         super().__init__()
-        self._trail, self._names, self._note = trail, names, note
+        self._operations, self._names, self._note = operations, names, note
         self._users = True
 
     @contextmanager
@@ -84,7 +86,7 @@ class Looking(TorchFunctionMode):
     ) -> Any:
         if not self._users or name_of(func) in ABOUT:
             return func(*args, **(kwargs or {}))
-        label = self._trail.label(name_of(func))
+        label = self._operations.label(name_of(func))
         result = func(*args, **(kwargs or {}))
         for i, leaf in enumerate(tree_leaves(result)):
             if label(i) in self._names and isinstance(leaf, torch.Tensor):

@@ -23,20 +23,19 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators
 from orchestrator.worker.pipeline_parallel.fake_tensors import PLAIN, FakeTensor, Key, Watcher, form_of
-from orchestrator.worker.pipeline_parallel.trail import Looking, Trail
+from orchestrator.worker.pipeline_parallel.operation_names import OperationNames, OperationWatch
 
 _MOST_BYTES: Final = 1 << 16  # of a tensor with values, such as a mask, which are compared then
 _MOST_KINDS: Final = 16  # of arguments; a module that has been given more is not remembered any more
 
 
 class Prefix(Protocol):
-    """counts: how often modules have been called so far; own: whether the border has been reached; trail: which calls are open;
-    looking: at each operation, None where that is not needed."""
+    """The state of a pass through the code before a stage's border."""
 
-    counts: Counter[str]
-    own: bool
-    trail: Trail
-    looking: Looking | None
+    counts: Counter[str]  # how often modules have been called so far
+    own: bool  # whether the border has been reached
+    operations: OperationNames  # with the calls that are open
+    looking: OperationWatch | None  # None where no operation has a name that crosses
 
 
 class _Leaf(NamedTuple):
@@ -51,14 +50,14 @@ class _Leaf(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """calls: of the modules within, how often."""
+    """How the result of a memoized call is made."""
 
     leaves: tuple[_Leaf, ...]
-    spec: Any
-    calls: Mapping[str, int]
+    spec: Any  # of the tree of these leaves
+    calls: Mapping[str, int]  # of the modules within, how often
 
 
-class Stubs:
+class MemoizedCalls:
     """For the modules of one model. prefix: of the forward pass that is under way, None where there is none."""
 
     def __init__(self, model: torch.nn.Module, watcher: Watcher, prefix: Callable[[], Prefix | None]) -> None:
@@ -70,7 +69,7 @@ class Stubs:
         for name, module in model.named_modules():
             if name:
                 self._wrapped.append((module, vars(module).get("forward")))
-                module.forward = _Stub(self, name, module)
+                module.forward = _MemoizedCall(self, name, module)
 
     def close(self) -> None:
         """Put the modules' own `forward` back. Close several in reverse order."""
@@ -81,36 +80,36 @@ class Stubs:
                 module.forward = forward
         self._wrapped = []
 
-    def call(self, name: str, stub: _Stub, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, name: str, module_call: _MemoizedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module of this name is called with these."""
         prefix = self._prefix()
         if prefix is None or prefix.own or self._kinds[name] > _MOST_KINDS:
-            return stub.forward(*args, **kwargs)
+            return module_call.forward(*args, **kwargs)
         if prefix.looking is None:
-            return self._remembered(prefix, name, stub, args, kwargs, stub.forward)
-        if prefix.trail.inner[0] != name:  # called past its hooks: its operations count among those of the caller
-            return stub.forward(*args, **kwargs)
+            return self._remembered(prefix, name, module_call, args, kwargs, module_call.forward)
+        if prefix.operations.inner[0] != name:  # called past its hooks: its operations count among those of the caller
+            return module_call.forward(*args, **kwargs)
         looking = prefix.looking
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             with looking.within(users=True):
-                return stub.forward(*args, **kwargs)
+                return module_call.forward(*args, **kwargs)
 
         with looking.within(users=False):
-            return self._remembered(prefix, name, stub, args, kwargs, forward)
+            return self._remembered(prefix, name, module_call, args, kwargs, forward)
 
     def _remembered(
         self,
         prefix: Prefix,
         name: str,
-        stub: _Stub,
+        module_call: _MemoizedCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         forward: Callable[..., Any],
     ) -> Any:
-        """forward: of the stub."""
+        """forward: of the call."""
         leaves, spec = tree_flatten((args, kwargs))
-        key = _signature(name, stub.module, leaves, str(spec), any_value=stub.any_value)
+        key = _signature(name, module_call.module, leaves, str(spec), any_value=module_call.any_value)
         if key is None:
             return forward(*args, **kwargs)
         if key not in self._known:
@@ -136,17 +135,17 @@ class Stubs:
         return tree_unflatten(made, recipe.spec)
 
 
-class _Stub:
+class _MemoizedCall:
     """In the place of a module's `forward`. A copy of the module has its own forward again."""
 
-    def __init__(self, stubs: Stubs, name: str, module: torch.nn.Module) -> None:
-        self._stubs, self._name = stubs, name
+    def __init__(self, calls: MemoizedCalls, name: str, module: torch.nn.Module) -> None:
+        self._calls, self._name = calls, name
         self.module, self.forward = module, module.forward
         self.any_value = type(module).__module__.startswith("torch.nn.modules.") and not [*module.children()]
         functools.update_wrapper(self, module.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._stubs.call(self._name, self, args, kwargs)
+        return self._calls.call(self._name, self, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The `forward` of the copy of the module."""
