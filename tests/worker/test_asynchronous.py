@@ -8,7 +8,6 @@ import functools
 import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +33,7 @@ from orchestrator.worker.asynchronous.traffic import Traffic
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, members_end, train
+from tests.worker.test_one_result import Case
 
 pytestmark = pytest.mark.threads
 
@@ -119,15 +119,6 @@ def test_gossip_is_the_same_on_every_layout(graph: str, layout: Layout) -> None:
 @pytest.mark.parametrize("layout", [*LONELY, *FITTING], ids=str)
 def test_every_layout_is_repeated_on_every_other(layout: Layout, mode: dict[str, Any]) -> None:
     live_and_replayed(p.Batchnorm, layout, [*LONELY[:2], *FITTING], {**mode, "rest_every": 2}, **RICH)
-
-
-@dataclass(frozen=True)
-class Case:
-    pipeline: type[Pipeline]
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return "-".join([self.pipeline.__name__, *(f"{k}={v}" for k, v in self.settings.items())])
 
 
 CASES = [

@@ -8,18 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from orchestrator.common.values import labels_of
 from orchestrator.config.settings import Settings, determining, redactor, shown, to_yaml
 from orchestrator.config.settings.sources import COMMAND_LINE
 from orchestrator.driver.folders import RunFolder, write_json
 from orchestrator.driver.preflight import unshared
 from orchestrator.driver.preflight.checks import Provenance
-from orchestrator.driver.recording import loggers, unsent
+from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.record import Contents, Record
+from orchestrator.driver.report import description
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
-from orchestrator.provenance.tracking import Store, Tracker, is_server, orphaned
+from orchestrator.provenance.tracking import LABEL, Store, Tracker, is_server, orphaned
 from orchestrator.provenance.tracking.store import USER, user
 from orchestrator.records import phases
+from orchestrator.records.loggers import LoggedRun
+from orchestrator.records.loggers.feed import LoggerFeed
 
 _IN_NAME = 3  # so many changed keys
 
@@ -67,7 +71,7 @@ def open_record(
     wanted = None if tags or is_server(store.uri) else another_name(settings, origins)
     if wanted is not None and any(each.name == tracker.name for each in store.past() if each.run_id != tracker.run_id):
         earlier.append(f"other runs are named {tracker.name}, too; to tell them apart: {wanted}")
-    contents, logger_feed = Contents(inputs, obstacles, work, lacking), loggers.begin(settings, tracker, files)
+    contents, logger_feed = Contents(inputs, obstacles, work, lacking), _begin_loggers(settings, tracker, files)
     return Record(settings, store, tracker, files, earlier, contents, logger_feed)
 
 
@@ -81,7 +85,10 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     for of_error in (files.error, files.memory):
         of_error.unlink(missing_ok=True)
     earlier = [orphaned(run_id) for run_id in orphans]
-    contents, logger_feed = Contents(inputs, obstacles, provenance.work), loggers.begin(settings, tracker, files, since)
+    contents, logger_feed = (
+        Contents(inputs, obstacles, provenance.work),
+        _begin_loggers(settings, tracker, files, since),
+    )
     return Record(settings, store, tracker, files, earlier, contents, logger_feed)
 
 
@@ -131,3 +138,23 @@ def _tags(settings: Settings, provenance: Provenance) -> dict[str, str]:
         if work.origin is not None:
             tags["git.commit"] = tags["mlflow.source.git.commit"] = work.origin
     return {**tags, **{f"data.{item.path}.md5": item.md5 for item in provenance.inputs}}
+
+
+def _begin_loggers(settings: Settings, tracker: Tracker, files: RunFolder, since: int | None = None) -> LoggerFeed:
+    """Note and labels go to MLflow, and what MLflow is told of the run from now on goes to the writers of `tracking.also`.
+    since: the first step that a run which goes on tells again."""
+    run = settings.run
+    public = shown(settings)
+    note: str | None = public["run.note"]
+    known = redactor(settings)
+    tags = {name: None if value is None else known.text(value) for name, value in labels_of(run.tags).items()}
+    for name, value in tags.items():
+        tracker.tag(f"{LABEL}{name}", "true" if value is None else value)
+    if note is not None:
+        tracker.tag(description.TAG, note)
+    logged_run = LoggedRun(
+        tracker.run_id, tracker.name, run.experiment, files.path.resolve(), public, note, tags, since
+    )
+    logger_feed = LoggerFeed(settings.tracking.also, logged_run)
+    tracker.listeners.append(logger_feed.metrics)
+    return logger_feed

@@ -47,7 +47,7 @@ from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import BestModel, RunOutcome
-from orchestrator.driver.run import best_model
+from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
@@ -283,7 +283,7 @@ class Job:
             of_samples = ("profile", "partition") if is_private else ()
             best = None
             if self.plan.checkpoints.is_model:
-                best = best_model.put(storage_of(self.plan, record.files), weights, record.files.trace)
+                best = trained_weights.put_best(storage_of(self.plan, record.files), weights, record.files.trace)
             record.described = {key: value for key, value in told.items() if key not in of_samples}
             record.answers = members.answers(holder) or record.answers
         except RunFailed:

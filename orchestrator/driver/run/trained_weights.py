@@ -2,6 +2,8 @@
 
 If every worker has the whole model, any of them gives it. If the model is in stages, one worker of each stage gives its part,
 and the parts are made one file here: nobody has the whole model in memory, and no checkpoint is needed.
+
+If the run keeps its best checkpoint (`checkpoint.model=best`), its parameters replace the last ones, in the same file.
 """
 
 from __future__ import annotations
@@ -10,9 +12,19 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.checkpoint.weights import merge
+import safetensors
+
+from orchestrator.checkpoint import catalog
+from orchestrator.checkpoint.manifest import steps_among
+from orchestrator.checkpoint.storage import open_storage
+from orchestrator.checkpoint.weights import Weights, merge
 from orchestrator.cluster.actors.members import Members, unwritten
-from orchestrator.errors import WorkerLost
+from orchestrator.driver.report.outcome import BestModel
+from orchestrator.errors import CheckpointDamaged, RunFailed, WorkerLost
+from orchestrator.numerics.digests import state_digest
+from orchestrator.records import lines
+
+_MODEL = "model/"
 
 
 def save(members: Members, holders: Sequence[Sequence[int]], path: Path) -> int:
@@ -39,3 +51,41 @@ def _saved(members: Members, having: Sequence[int], path: Path) -> int:
             return member
     members.save_weights(having[-1], str(path))
     return having[-1]
+
+
+def put_best(storage: str, weights: Path, trace: Path) -> BestModel:
+    """Write the parameters of the best evaluation over those of the last step. storage: where the checkpoints lie; trace: of
+    the run, which has the digest after that evaluation. Raises RunFailed."""
+    try:
+        place = open_storage(storage)
+        steps = steps_among(place.sizes())
+        best = catalog.read(place, steps[0]).best if steps else []
+        if not best:
+            raise _missing("no evaluation of the run gave a number")
+        with safetensors.safe_open(weights, framework="pt") as last:
+            names = {_MODEL + name: name for name in last.keys()}  # noqa: SIM118
+        state = catalog.load(place, catalog.read(place, best[0]), names.__contains__)
+        found = {names[name]: tensor for name, tensor in state.tensors.items()}
+        digest = state_digest(found)
+        _check(digest, best[0], trace)
+        unfinished = weights.with_suffix(".unfinished")
+        Weights(found).write(unfinished)
+        unfinished.rename(weights)
+    except (CheckpointDamaged, OSError) as error:
+        raise _missing(f"its checkpoint cannot be used: {error}") from error
+    return BestModel(best[0], digest)
+
+
+def _check(digest: str, step: int, trace: Path) -> None:
+    """Check that the checkpoint is what the workers had. Raises RunFailed."""
+    recorded = next((line.get("parameters") for line in lines.read(trace) if line["step"] == step - 1), None)
+    if recorded not in (None, digest):
+        raise _missing(f"the checkpoint of step {step} has the digest {digest}, and the workers had {recorded}")
+
+
+def _missing(why: str) -> RunFailed:
+    return RunFailed(
+        f"checkpoint.model=best: there is no best model: {why}",
+        "see to the place of the checkpoints and resume the run; checkpoint.model=last logs the last one, in a new run",
+        code="checkpoint.no-best",
+    )

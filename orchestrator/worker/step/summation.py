@@ -200,7 +200,7 @@ class CompressedSum:
         if self._copies:
             kept = self._codec.kept if self._states is not None else ()
             passing = [i for i, tensor in enumerate(flat) if tensor is not None and i not in kept]
-            originals = [tensor for i in passing if (tensor := flat[i]) is not None]
+            originals = [original for i in passing if (original := flat[i]) is not None]
             copies = [torch.empty_like(tensor) for tensor in originals]
             foreach.copy(copies, originals)
             for i, copied in zip(passing, copies, strict=True):
