@@ -27,8 +27,8 @@ class Jobs:
     url: str
 
     def submit(self, name: str, command: str) -> bool:
-        """Whether it is new: a job of this name that is there already is left as it is, unless it has failed or was stopped:
-        then it is run again. Raises ClusterUnavailable."""
+        """Start a job; returns whether one was started. A job of this name that is pending, running or has succeeded is left
+        alone; one that failed or was stopped is run again. Raises ClusterUnavailable."""
         with self._client() as client:
             known = self._status(client, name)
             if known in ("pending", "running", "succeeded"):

@@ -252,7 +252,7 @@ class Exchange:
         return exact.wrap(sum(sum(of_pieces.values()) for of_pieces in prints.values()))
 
     def _taken(self, peer: int, received: Received) -> Received:
-        """A copy of what has arrived, which is what is used: it is read once."""
+        """A verified copy of the payload. The payload is read once, so the bytes that are used are those that were verified."""
         taken = received.payload.clone()
         self._compare(peer, received.note, exact.fingerprint_of_sums(taken))
         return Received(taken, received.note)

@@ -96,14 +96,13 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Died:
-    """A member's process has ended. why: for the message; details: all that is known, for the run's folder; last: what
-    it was doing, if that is certain; oom_kills: how many processes the kernel's out-of-memory killer has ended here since the
-    launch began, None where that is not known."""
+    """A member's process has ended."""
 
-    member: int
-    why: str
-    details: str = ""
-    last: Heartbeat | None = None
+    member: int  # its id
+    why: str  # for the message
+    details: str = ""  # all that is known, for the run's folder
+    last: Heartbeat | None = None  # its last heartbeat; None where it is not known
+    # processes that the kernel's out-of-memory killer has ended here since the launch began; None where that is not known
     oom_kills: int | None = None
 
 

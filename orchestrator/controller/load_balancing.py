@@ -20,31 +20,29 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-_ROUNDING: Final = 1e-9  # of an end, so that it holds what it was computed from
+_ROUNDING: Final = 1e-9  # relative; an end plus this has room for the shares that it was computed from
 
 
 @dataclass(frozen=True)
 class Host:
-    """A worker that takes part. seconds: that it takes for a micro-batch, above 0; group: workers with the same number share
-    their shards; held: the shards that it hosts now."""
+    """A worker that takes part."""
 
-    seconds: float
-    group: int
-    held: frozenset[int] = frozenset()
+    seconds: float  # for a micro-batch, above 0
+    group: int  # workers with the same number share their shards
+    held: frozenset[int] = frozenset()  # the shards that it hosts now
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The known speed of a worker. lately: its reports of seconds of a micro-batch; speed: as declared, in proportion to
-    others'."""
+    """The known speed of a worker."""
 
-    lately: Sequence[float]
-    speed: float
-    node: int
+    lately: Sequence[float]  # its last reports of the seconds of a micro-batch
+    speed: float  # as declared, in proportion to others'
+    node: int  # on which it is
 
     @property
     def seconds(self) -> float:
-        """As reported: one report that is far off does not count."""
+        """The median of its reports, so that a single outlier does not count."""
         return statistics.median(self.lately)
 
 
@@ -137,11 +135,11 @@ def _take(counts: list[int], jobs: int, rates: Sequence[float], least: Sequence[
 
 def _keep(shards: int, counts: Sequence[int], held: Sequence[Collection[int]]) -> tuple[tuple[int, ...], ...]:
     """Each keeps of its own what it may, the lowest; what is left goes, in ascending order, to who lacks some."""
-    kept = [sorted(own)[:count] for own, count in zip(held, counts, strict=True)]
-    left = iter(sorted(set(range(shards)).difference(*kept)))
-    for own, count in zip(kept, counts, strict=True):
-        own += islice(left, count - len(own))
-    return tuple(tuple(sorted(own)) for own in kept)
+    shards_kept = [sorted(of_host)[:count] for of_host, count in zip(held, counts, strict=True)]
+    free_shards = iter(sorted(set(range(shards)).difference(*shards_kept)))
+    for of_host, count in zip(shards_kept, counts, strict=True):
+        of_host += islice(free_shards, count - len(of_host))
+    return tuple(tuple(sorted(of_host)) for of_host in shards_kept)
 
 
 def _groups(hosts: Sequence[Host]) -> list[list[int]]:

@@ -34,12 +34,11 @@ class SampleSubset:
 
 @dataclass(frozen=True)
 class Division:
-    """parts: one for each client; where there are as many as shards, a shard is one. owners: of the samples, None where they
-    are not divided; by: the name of the labels of which the partition is."""
+    """The division of the training samples among clients."""
 
-    parts: tuple[SampleSubset, ...]
-    owners: Whole | None
-    by: str
+    parts: tuple[SampleSubset, ...]  # by client; with as many clients as shards, each shard is one
+    owners: Whole | None  # by sample, its client; None where samples are not divided
+    by: str  # the name of the labels by which samples are divided
 
     @property
     def digest(self) -> str:

@@ -86,8 +86,8 @@ class Loaders:
         self._loaders = [_Loader(recipe, lost, start) for _ in range(processes)]
 
     def batch(self, key: Key, upcoming: Iterator[Key], is_over: Callable[[Key], bool] = _never) -> Any:
-        """The batch of `key`; afterwards every loader that has nothing to do is given one of the `upcoming` keys. is_over: of a
-        micro-batch that nobody will ask for; its loader is free as soon as it has been read."""
+        """The batch of `key`; afterwards every loader that has nothing to do is given one of the `upcoming` keys. is_over:
+        whether nobody will ask for a micro-batch any more; its answer is dropped, and its loader gets another key."""
         for each in self._loaders:
             if each.asked is not None and is_over(each.asked) and each.has_answered():
                 each.drop()

@@ -41,17 +41,17 @@ def path(leaves: Sequence[bytes], begin: int, end: int) -> list[bytes]:
     return list(_beside(leaves, begin, end))
 
 
-def holds(told: str, begin: int, some: Sequence[bytes], beside: Sequence[bytes]) -> bool:
+def holds(trace_head: str, begin: int, line_hashes: Sequence[bytes], beside: Sequence[bytes]) -> bool:
     """Whether these hashes of lines are those from line `begin` on of the trace that has this head. Raises ValueError for what
     is no head."""
-    lines, root = parsed(told)
+    lines, root = parsed(trace_head)
     try:
-        _check(lines, begin, begin + len(some))
-        found, hashes = iter(some), iter(beside)
-        whole = _rebuilt(lines, begin, begin + len(some), found, hashes)
+        _check(lines, begin, begin + len(line_hashes))
+        unused_lines, unused_hashes = iter(line_hashes), iter(beside)
+        rebuilt = _rebuilt(lines, begin, begin + len(line_hashes), unused_lines, unused_hashes)
     except (ValueError, StopIteration):
         return False
-    return whole == root and next(found, None) is None and next(hashes, None) is None
+    return rebuilt == root and next(unused_lines, None) is None and next(unused_hashes, None) is None
 
 
 def _tree(leaves: Sequence[bytes]) -> bytes:

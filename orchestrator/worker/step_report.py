@@ -41,14 +41,13 @@ EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` n
 
 @dataclass(frozen=True)
 class Shape:
-    """The lengths that every member of a run knows: shards, tensors of the layout, counter values. claimed: whether it is told
-    who has computed which shard; checked: what came out of which."""
+    """The lengths of a step report, which every member of a run knows."""
 
-    shards: int
-    tensors: int
-    counters: int
-    claimed: bool = False
-    checked: bool = False
+    shards: int  # of the run
+    tensors: int  # of the layout
+    counters: int  # values of all counters
+    claimed: bool = False  # whether it says which worker has computed each shard
+    checked: bool = False  # whether it has the answers of a check
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Consensus:
 
     @property
     def first(self) -> int:
-        """The first shard that has computed something, which one has."""
+        """The first shard with a contribution; there is always one."""
         return min(self.weights)
 
     @property

@@ -18,8 +18,8 @@ _UUID: Final = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 def answered(error: Exception, at: dict[str, Any], card: str) -> dict[str, Any] | None:
-    """`{"failed", "card"}`; None where it was no failure of a card. at: what was computed then, as `events.CardFailed` has
-    it; card: the UUID."""
+    """`{"failed", "card"}`; None where it was no failure of a card. at: the activity at that
+    moment, with the names of `events.CardFailed`; card: the UUID."""
     fault = card_faults.of(error)
     if fault is None:
         return None

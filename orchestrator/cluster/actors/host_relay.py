@@ -245,7 +245,7 @@ class HostRelay:
         return False
 
     def _parse(self, caller: _Caller) -> bool:
-        """Returns whether it is a member, as far as it has said."""
+        """Parse the bytes received so far; returns False once they show that the caller is no member."""
         unread, at = caller.unread, 0
         if caller.member is None:
             if len(unread) < HELLO.size:

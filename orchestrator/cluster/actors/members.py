@@ -92,20 +92,20 @@ class _Member:
     lost: str | None = None  # what Ray told of its death
     heard: float = 0.0  # when a report of it came last, in monotonic seconds
     next_call: int = 0  # number of the next call
-    unplaced: list[tuple[int, bytes]] = field(default_factory=list)  # calls for which it is not known yet where it is
+    unplaced: list[tuple[int, bytes]] = field(default_factory=list)  # calls that wait until its node is known
     asked: dict[int, Answered] = field(default_factory=dict)  # by the number of the call, how its answer is told
     # by number of the call, answers that somebody waits for; None until they came
     awaited: dict[int, Mapping[str, Any] | None] = field(default_factory=dict)
-    acknowledged: float = 0.0  # when it was told last what is kept of it, in monotonic seconds
+    acknowledged: float = 0.0  # when it was last told which of its entries are kept, in monotonic seconds
     # where its stacks are dumped; None until it has told, or where they are not
     stacks: stack_dump.DumpTarget | None = None
     runtime_env: Mapping[str, Any] = field(default_factory=dict)  # of Ray, with which its actor was started
     pending: int = 0  # answers of Ray that are waited for
-    over: bool = False  # it is dead or killed, and what it was doing is known
+    over: bool = False  # dead or killed, with its last activity known
 
 
 class _Unanswered(Exception):
-    """A member does not answer. It says what Ray tells of its death, if it does."""
+    """A member does not answer. The text is what Ray says of its death, if anything."""
 
 
 class Members:

@@ -104,7 +104,8 @@ def _options() -> list[str]:
 
 
 def _listen(listener: socket.socket, place: Path) -> None:
-    """The file is there once it listens: one that does not is taken for abandoned. Raises OSError where there is one."""
+    """Bind the socket, and listen before its file appears, since a file on which nobody listens counts as abandoned. Raises
+    OSError where there is one already."""
     unheard = place.with_suffix(f".{os.getpid()}")
     before = os.umask(0o177)
     try:

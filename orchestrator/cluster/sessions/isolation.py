@@ -20,8 +20,8 @@ _POPEN = "ConsolePopen"
 
 
 def isolated(*, deaf: bool) -> contextlib.AbstractContextManager[None]:
-    """Within this Ray's processes are started so. deaf: they hear neither SIGTERM nor SIGHUP, and what they start does not
-    until it listens again, as `forkserver.client` does. A Ray that was not tested is left as it is."""
+    """Within the block Ray starts its processes in sessions of their own. deaf: they block SIGTERM and SIGHUP, and so do their
+    children until these listen again, as `forkserver.client` does. Does nothing with a Ray that was not tested."""
     from ray._private import services
 
     usual: Any = getattr(services, _POPEN, None)

@@ -286,8 +286,8 @@ def _loopback_kept() -> contextlib.AbstractContextManager[None]:
 
 
 def _type_of_a_card_that_answers(product: str | None) -> contextlib.AbstractContextManager[None]:
-    """Within this a Ray that is started tells the type of this product, or of the first card that answers. It asks the first of
-    all, and does not start where that one is lost. A Ray that was not tested does as it does."""
+    """Within this a Ray that is started tells the type of this product, or of the first card that answers. Ray by itself asks
+    the first of all cards, and does not start where that one is lost. Does nothing with a Ray that was not tested."""
     if not tested_versions.RAY.is_here:
         return contextlib.nullcontext()
     from ray._private.accelerators import nvidia_gpu

@@ -194,7 +194,7 @@ class SharableRegions(Regions, Protocol):
         descriptor is none of a region, RuntimeError where this process cannot have that memory."""
 
     def trusts(self, memory: Sequence[Mapped]) -> bool:
-        """Whether what a peer has written there arrives here as it is. memory: all its regions, in order."""
+        """Whether this process reads the same bytes that the peer has written. memory: all regions of the peer, in order."""
 
     def settle(self) -> None:
         """Wait until all that this thread has begun with regions is done: a message that follows tells of it."""

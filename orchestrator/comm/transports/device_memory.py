@@ -169,7 +169,7 @@ class DeviceRegions:
         return DeviceMapping(self._driver, handle, descriptor.size_bytes, writable=False)
 
     def trusts(self, memory: Sequence[Mapped]) -> bool:
-        """Whether what a peer has written arrives as it is."""
+        """Whether this process reads the same bytes that the peer has written."""
         seen = memory[0].tensor(torch.int64, 0, _PROBE_ELEMENTS)
         # By a kernel, as sums read it: the driver may make a copy to host memory on another way.
         return torch.equal((seen + 0).cpu(), _pattern())

@@ -67,36 +67,36 @@ class Expected:
 
 
 def serve(worker: Messages) -> None:
-    told = worker.receive()
-    if told is None:
+    beginning = worker.receive()
+    if beginning is None:
         return
-    first = json.loads(told)
+    first = json.loads(beginning)
     cache.use(*first["cache"])
-    held, place, expected = cache.current(), place_of(first["place"]), Expected()
+    node_cache, place, expected = cache.current(), place_of(first["place"]), Expected()
     lock = threading.Lock()
 
     def fetch() -> None:
         while (file := expected.take()) is not None:
             try:
-                came = held.bring(file, place)
+                fetched = node_cache.bring(file, place)
             except (OSError, OrchestratorError):  # who reads it will say so
-                came = False
-            if came:
+                fetched = False
+            if fetched:
                 with lock:
                     worker.send(json.dumps(file.size).encode())
-            elif not held.has(file):
+            elif not node_cache.has(file):
                 time.sleep(_PAUSE_S)
                 expected.put_back(file)
 
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for _ in range(_AT_ONCE):
             threads.submit(fetch)
-        while (wished := worker.receive()) is not None:
-            files = [File(*each) for each in json.loads(wished)]
+        while (wanted_files := worker.receive()) is not None:
+            files = [File(*each) for each in json.loads(wanted_files)]
             for file in expected.replace(files):
-                held.forgets(file)
+                node_cache.forgets(file)
             for file in reversed(files):
-                held.expects(file)
+                node_cache.expects(file)
         os._exit(0)  # what is under way is left over, and found so by its lock
 
 

@@ -47,7 +47,7 @@ class FilePrefetcher:
             self._uses[number] += 1
 
     def passed(self) -> None:
-        """The first of those that are expected has been read."""
+        """The first expected micro-batch has been read."""
         gone = []
         for number in self._expected.popleft():
             self._uses[number] -= 1

@@ -132,8 +132,8 @@ class Record:
             return {}
 
     def restored(self) -> bool:
-        """Whether files that this run writes were removed; they are there again, and what was complete before is not. Raises
-        OSError."""
+        """Make files of this run anew that somebody has removed; returns whether there were any. Their earlier lines are lost.
+        Raises OSError."""
         removed = [file for file in (*self.history, self.journal) if file.is_removed]
         for file in removed:
             file.restore()

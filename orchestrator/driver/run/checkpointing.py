@@ -57,8 +57,8 @@ class Saving:
         return None if found.manifest is None else found.manifest.step, found.reasons
 
     def heard(self, entry: dict[str, Any]) -> SavedCheckpoint | None:
-        """Take a `part_written` or `part_failed` entry of a worker; returns the checkpoint that is committed with it,
-        if one is."""
+        """Take a `part_written` or `part_failed` entry of a worker; returns the checkpoint that this entry
+        completes, or None."""
         assert self._catalog is not None
         key = (entry["generation"], entry["step"])
         if key <= self._committed:

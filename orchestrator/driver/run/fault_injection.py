@@ -19,7 +19,7 @@ class FaultInjection:
         self._due = self._next(0)
 
     def due(self, state: ControllerState, now: float) -> tuple[Fault, Member] | None:
-        """The disturbance that is due, and whom it meets; it counts as done. One that meets nobody waits."""
+        """The fault that is due and its member; it counts as done. A fault for which there is no member waits."""
         if self._since is None:
             if state.steps_seen == 0 or state.phase != "running":
                 return None

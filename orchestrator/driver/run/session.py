@@ -513,8 +513,8 @@ class Session:
             self._actor_slots.avoid({self._nodes[member] for member in command.wrong})
 
     def _newest(self) -> int | None:
-        """The checkpoint to go on from; one that is damaged is passed over, saying so. Raises CheckpointDamaged when none
-        can be looked for."""
+        """The checkpoint to go on from. A damaged one is passed over, with an entry in the journal. Raises CheckpointDamaged
+        when the checkpoints cannot be listed."""
         step, reasons = self._saving.newest()
         for reason in reasons:
             self._event_sink.event("checkpoint_passed_over", why=reason)

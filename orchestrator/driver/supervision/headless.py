@@ -39,8 +39,8 @@ def workers(plan: Plan) -> Workers:
 
 
 def words(given: Sequence[str], workers: Workers, cores: int) -> list[str]:
-    """The words of the command line that goes on with the run. given: those that would do so on the Ray that is gone; cores:
-    of the machine."""
+    """The words of the command line that goes on with the run. given: the words for the Ray that is gone; cores: of the
+    machine."""
     kept = [word for word in given if word.partition("=")[0] not in _OF_THE_RAY]
     return [*kept, "cluster.address=null", f"cluster.workers={workers.on(cores)}", "cluster.speeds=[]"]
 

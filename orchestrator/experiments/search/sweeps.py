@@ -81,9 +81,9 @@ def load_sweep(
     file = sources.from_name(entry, folder, kind or "sweep") if isinstance(entry, str) else sources.from_mapping(entry)
     if not file.readable:
         raise ConfigurationError(file.problems)
-    own: dict[tuple[str, ...], Given] = {}
+    sweep_keys: dict[tuple[str, ...], Given] = {}
     for source in (file, typed):
-        _merge(own, {path: given for path, given in map(_full, source.leaves) if path[0] in SECTIONS})
+        _merge(sweep_keys, {path: given for path, given in map(_full, source.leaves) if path[0] in SECTIONS})
     rest = [
         replace(source, leaves=[leaf for leaf in source.leaves if leaf.path[0] not in SECTIONS])
         for source in (file, typed)
@@ -91,10 +91,10 @@ def load_sweep(
     problems = [_strayed(leaf) for source in rest for leaf in source.leaves if _near(leaf) is not None]
     for source in rest:
         source.leaves = [leaf for leaf in source.leaves if _near(leaf) is None]
-    base = [sources.from_name(name, folder) for name in _names(own.pop(("conf",), None))]
-    if kind == "ensemble" or (kind is None and any(path[0] == "ensemble" for path in own)):
-        return _ensemble(own, [*base, *rest], problems)
-    if any(path[0] == "ensemble" for path in own):
+    base = [sources.from_name(name, folder) for name in _names(sweep_keys.pop(("conf",), None))]
+    if kind == "ensemble" or (kind is None and any(path[0] == "ensemble" for path in sweep_keys)):
+        return _ensemble(sweep_keys, [*base, *rest], problems)
+    if any(path[0] == "ensemble" for path in sweep_keys):
         raise ConfigurationError(
             [
                 f"ensemble: {entry if isinstance(entry, str) else _MAPPING} describes an ensemble, which sweep= does not train"
@@ -102,12 +102,12 @@ def load_sweep(
             _OTHER_VERB,
             code="sweep.of-ensemble",
         )
-    values, found = _values(own)
-    problems += found
-    space, places, found = read_space({path[1:]: given for path, given in own.items() if path[0] == "space"})
-    problems += found
-    settings, found = _checked([*base, *rest], space, places)
-    problems += found
+    values, further = _values(sweep_keys)
+    problems += further
+    space, places, further = read_space({path[1:]: given for path, given in sweep_keys.items() if path[0] == "space"})
+    problems += further
+    settings, further = _checked([*base, *rest], space, places)
+    problems += further
     if settings is not None and settings.tracking.register is not None:
         problems.append(
             coded(
@@ -116,10 +116,10 @@ def load_sweep(
                 "it",
             )
         )
-    search, options, found = _search(values, own, space)
-    problems += found
-    cuts, found = _cuts(own, values, settings, space)
-    problems += found
+    search, options, further = _search(values, sweep_keys, space)
+    problems += further
+    cuts, further = _cuts(sweep_keys, values, settings, space)
+    problems += further
     if problems or settings is None or search is None:
         raise ConfigurationError(list(dict.fromkeys(problems)))
     course = Course(space, search, values["search.seed"], cuts, settings.run.steps or 0)
@@ -128,25 +128,27 @@ def load_sweep(
     return sweep
 
 
-def _ensemble(own: Mapping[tuple[str, ...], Given], described: Sequence[Source], problems: list[str]) -> Sweep:
+def _ensemble(sweep_keys: Mapping[tuple[str, ...], Given], described: Sequence[Source], problems: list[str]) -> Sweep:
     """Raises ConfigurationError."""
     problems += [
         coded(
             "sweep.ensemble-searched",
             f"{given.where}: {'.'.join(path)}: an ensemble is trained and not searched; leave {path[0]} out",
         )
-        for path, given in own.items()
+        for path, given in sweep_keys.items()
         if path[0] not in ("ensemble", "parallel")
     ]
-    values, found = _values({path: given for path, given in own.items() if path[0] == "parallel"})
-    problems += found
+    values, further = _values({path: given for path, given in sweep_keys.items() if path[0] == "parallel"})
+    problems += further
     settings: Settings | None = None
     try:
         settings = from_sources(list(described))
     except ConfigurationError as error:
         problems += error.problems
-    ensemble, found = read_ensemble({path: given for path, given in own.items() if path[0] == "ensemble"}, settings)
-    problems += found
+    ensemble, further = read_ensemble(
+        {path: given for path, given in sweep_keys.items() if path[0] == "ensemble"}, settings
+    )
+    problems += further
     if problems or settings is None or ensemble is None:
         raise ConfigurationError(list(dict.fromkeys(problems)))
     return Sweep(settings, ensemble.course(), {}, METRIC, values["parallel"], ensemble)
@@ -239,17 +241,19 @@ def _checked(base: Sequence[Source], space: Space, places: Mapping[str, str]) ->
 
 
 def _search(
-    values: Mapping[str, Any], own: Mapping[tuple[str, ...], Given], space: Space
+    values: Mapping[str, Any], sweep_keys: Mapping[tuple[str, ...], Given], space: Space
 ) -> tuple[Search | None, dict[str, Any], list[str]]:
     """The search, its options as they were given, and what is wrong with them."""
     name, trials = values["search.name"], values["search.trials"]
-    given = {path[1]: each for path, each in own.items() if path[0] == "search" and ".".join(path) not in OWN}
+    options_given = {
+        path[1]: each for path, each in sweep_keys.items() if path[0] == "search" and ".".join(path) not in OWN
+    }
     try:
-        options, found = SEARCHES.read(name, given)
+        options, misfits = SEARCHES.read(name, options_given)
     except ConfigurationError as error:
         return None, {}, list(error.problems)
     own_keys = ("trials", "batch", "seed")
-    named = [(option, _or_own(option, sentence, own_keys)) for option, sentence in found]
+    named = [(option, _or_own(option, sentence, own_keys)) for option, sentence in misfits]
     problems: list[str] = [coded(code_of(sentence), f"search.{option}: {sentence}") for option, sentence in named]
     if name == "grid":
         problems += [
@@ -278,7 +282,7 @@ def _search(
         values["objective.direction"],
         SEARCHES.resolve(name, options),
     )
-    return search, {option: each.value for option, each in given.items()}, []
+    return search, {option: each.value for option, each in options_given.items()}, []
 
 
 def _or_own(option: str, sentence: str, own: Iterable[str]) -> str:

@@ -45,17 +45,17 @@ class SweepReport:
 
 def report_of(described: Sweep, record: SweepRecord, error: OrchestratorError | None) -> SweepReport:
     """As far as the journal tells. error: what ended the sweep."""
-    known, course = record.known, described.course
-    outlook = look(course, known.ended, known.asked)
+    history, course = record.known, described.course
+    outlook = look(course, history.ended, history.asked)
     trials = [
         _trial(described, record, outlook, trial.number) for trial in outlook.trials if _was_asked(record, trial.number)
     ]
-    found = best(outlook.results, described.direction)
-    kept = ("number", "run_id", "settings", "value", "digest")
-    chosen = None if found is None else {key: trials[found.trial.number][key] for key in kept}
+    best_result = best(outlook.results, described.direction)
+    told_of_best = ("number", "run_id", "settings", "value", "digest")
+    chosen = None if best_result is None else {key: trials[best_result.trial.number][key] for key in told_of_best}
     objective = {"metric": described.metric, "direction": described.direction}
-    whole = None if known.combined is None else {**known.combined, "model": str(record.files.model)}
-    return SweepReport(record.sweep_id, trials, chosen, objective, error, whole)
+    combined = None if history.combined is None else {**history.combined, "model": str(record.files.model)}
+    return SweepReport(record.sweep_id, trials, chosen, objective, error, combined)
 
 
 def _was_asked(record: SweepRecord, number: int) -> bool:

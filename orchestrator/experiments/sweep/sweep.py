@@ -92,31 +92,31 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
             code="sweep.of-finished",
         )
     files = folder_of(store, folder, past)
-    given = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
-    known = SweepHistory.read(files.journal)
-    first = _first_recorded(store, folder, known)
+    kept_overrides = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
+    history = SweepHistory.read(files.journal)
+    first = _first_recorded(store, folder, history)
     trust.require_own(
         by_whom(past, first), trusted, "a resume", lambda: examine_sweep(past.kind, files, first, overrides)
     )
-    given = [*kept.from_variables(files.settings, given), *given]
+    kept_overrides = [*kept.from_variables(files.settings, kept_overrides), *kept_overrides]
     changed = with_same_trials(
         files,
-        given,
+        kept_overrides,
         f"leave it out, or launch a new {past.kind}; parallel and what changes only the execution may differ",
     )
     files.lease()
-    known = SweepHistory.read(files.journal)  # as it is now that nobody else writes it
-    verify(changed.course, look(changed.course, known.ended, known.asked))
+    history = SweepHistory.read(files.journal)  # as it is now that nobody else writes it
+    verify(changed.course, look(changed.course, history.ended, history.asked))
     notes = checks.take_cards(changed.settings)
     display = for_stream()
-    display.say(f"going on with {past.kind} {past.run_id}: {len(known.ended)} runs have ended")
-    require_secret([] if first is None else [first], given)
-    with contextlib.ExitStack() as held:
+    display.say(f"going on with {past.kind} {past.run_id}: {len(history.ended)} runs have ended")
+    require_secret([] if first is None else [first], kept_overrides)
+    with contextlib.ExitStack() as worktrees:
         if first is not None:
-            held.enter_context(recorded_project(first, project, folder, display))
+            worktrees.enter_context(recorded_project(first, project, folder, display))
         record = SweepRecord.reopen(changed, store, files)
         tree = None if first is None else first.code.get("tree")
-        return _drive(changed, record, folder, of_runs(given), tree, notes=notes, trusted=trusted)
+        return _drive(changed, record, folder, of_runs(kept_overrides), tree, notes=notes, trusted=trusted)
 
 
 def _first_recorded(store: Store, folder: Path, known: SweepHistory) -> Recorded | None:

@@ -355,11 +355,11 @@ class Store:
     def mark_orphans(self, experiment_id: str) -> list[str]:
         """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""
         host = socket.gethostname()
-        found = None if self._database is None else tables.running(self._database, experiment_id, HOST, host)
-        if found is None:
+        tags_by_run = None if self._database is None else tables.running(self._database, experiment_id, HOST, host)
+        if tags_by_run is None:
             filters = f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{host}'"
-            found = {run.info.run_id: run.data.tags for run in self.client.search_runs([experiment_id], filters)}
-        orphans = [run_id for run_id, tags in found.items() if _is_orphan(tags)]
+            tags_by_run = {run.info.run_id: run.data.tags for run in self.client.search_runs([experiment_id], filters)}
+        orphans = [run_id for run_id, tags in tags_by_run.items() if _is_orphan(tags)]
         for run_id in orphans:
             self.client.set_terminated(run_id, "KILLED")
         return orphans
@@ -368,17 +368,17 @@ class Store:
         """Runs of the experiment that trained this pipeline, have finished, and began before this time: the tags of each, by
         its id, newest first. Raises what MLflow raises."""
         arguments = (experiment_id, started_ms, target, most)
-        found = None if self._database is None else tables.finished(self._database, *arguments)
-        if found is None:
-            wanted = (
+        tags_by_run = None if self._database is None else tables.finished(self._database, *arguments)
+        if tags_by_run is None:
+            filters = (
                 f"attributes.status = 'FINISHED' and attributes.start_time < {started_ms} "
                 f"and params.`pipeline.target` = '{target}'"
             )
-            asked = self.client.search_runs(
-                [experiment_id], wanted, order_by=["attributes.start_time DESC"], max_results=most
+            matching = self.client.search_runs(
+                [experiment_id], filters, order_by=["attributes.start_time DESC"], max_results=most
             )
-            found = {run.info.run_id: set(run.data.tags) for run in asked}
-        return found
+            tags_by_run = {run.info.run_id: set(run.data.tags) for run in matching}
+        return tags_by_run
 
     def mark(self, orphans: Iterable[Past]) -> None:
         """Mark these as KILLED, whatever their experiment, unless somebody goes on with them by now. Raises what MLflow

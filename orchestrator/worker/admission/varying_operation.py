@@ -82,7 +82,7 @@ def found(workload: PipelineAdapter, replica: Replica, shard: int, *, watches: b
             difference = _difference(first, _watched(workload, replica, shard, watches=watches))
             if difference is not None:
                 return difference
-    except Exception:  # the error that is to be told is another one
+    except Exception:  # the caller reports its own error
         return None
     finally:
         replica.begin_shard()
@@ -214,12 +214,12 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # or torch imports its compiler, only to keep it from what follows
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = args, kwargs or {}
-        came = _seen(given)
-        result = func(*given[0], **given[1])
+        inputs = args, kwargs or {}
+        seen_before = _seen(inputs)
+        result = func(*inputs[0], **inputs[1])
         layer, frames = self._places.now()
-        left = _seen((result, given))  # operations write into arguments, too
-        self._operations.append(Operation(func.name(), layer, frames, came, left))
+        seen_after = _seen((result, inputs))  # operations write into arguments, too
+        self._operations.append(Operation(func.name(), layer, frames, seen_before, seen_after))
         return result
 
 
@@ -249,6 +249,6 @@ def fingerprint(tensor: torch.Tensor) -> int:
 def _sum(bits: torch.Tensor, first: int) -> int:
     """first: the place of the first one."""
     mixed = bits.long() * _ODD + torch.arange(first + 1, first + len(bits) + 1, device=bits.device)
-    for shift in (32, 29):  # so that what has changed places has another sum
+    for shift in (32, 29):  # so that values in another order have another sum
         mixed = (mixed ^ (mixed >> shift)) * _ODD
     return int((mixed ^ (mixed >> 32)).sum())

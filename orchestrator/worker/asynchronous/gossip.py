@@ -239,20 +239,20 @@ class Gossip:
         """Some steps of all shards; returns loss and fingerprint of each model after each of them."""
         losses: list[dict[int, float]] = []
         prints: list[dict[int, int]] = []
-        own: dict[int, int] = {}
+        fingerprints: dict[int, int] = {}
         for step in steps:
-            made, failed = self._made(step, reductions)
-            told, before = self._told(
-                step, 0, {s: loss for s, (loss, _) in made.items() if loss is not None}, own, failed
+            updates, failed = self._made(step, reductions)
+            losses_of_step, before = self._told(
+                step, 0, {s: loss for s, (loss, _) in updates.items() if loss is not None}, fingerprints, failed
             )
-            losses.append(told)
+            losses.append(losses_of_step)
             prints.append(before)
-            own = self._mix(step, {shard: update for shard, (_, update) in made.items()})
-        prints.append(self._told(steps.stop, 1, {}, own)[1])
+            fingerprints = self._mix(step, {shard: update for shard, (_, update) in updates.items()})
+        prints.append(self._told(steps.stop, 1, {}, fingerprints)[1])
         shards = range(self._terms.shape.shards)
         return [
-            (told[shard].hex() if shard in told else None, printed[shard])
-            for told, printed in zip(losses, prints[1:], strict=True)
+            (losses_of_step[shard].hex() if shard in losses_of_step else None, printed[shard])
+            for losses_of_step, printed in zip(losses, prints[1:], strict=True)
             for shard in shards
         ]
 

@@ -77,7 +77,7 @@ class ReplicaState:
 
     def restore(self, state: TrainingState, advances: tuple[int, int]) -> dict[str, Any]:
         """Take over this state, also the states of shards as far as they are in it; returns the values beside it. advances:
-        how many there had been here, and in that state. Raises Inconsistent, and has changed nothing then."""
+        of the present state, and of the new one. Raises Inconsistent, and has changed nothing then."""
         replicated = fitted("of the transforms and the sum", snapshot.transforms_of(state), self._replicated)
         rows = self._states.fitted(snapshot.rows_of(state.tensors))
         values = snapshot.restore(state, self.replica.model, self._updater.optimizer)

@@ -220,7 +220,7 @@ class ShardGraphs:
         self._goes = recorder is not None
         if why_not:
             self._give_up(why_not)
-        # Those of the last micro-batch if it was replayed, so that it has changed nothing that the recording does not.
+        # The gradients of the last micro-batch if it was replayed; then it has changed only what the recording changes.
         self.gradients: Sequence[torch.Tensor | None] | None = None
         self._places: Iterator[Any] | None = None
         self._arrive_early = self._left_out = False
@@ -285,7 +285,7 @@ class ShardGraphs:
         return judged
 
     def _leave_out(self, shape: Any) -> None:
-        """A micro-batch has no recording, and there are as many as there may be."""
+        """Called for a micro-batch without a recording when the limit of recordings is reached."""
         serving = any(recorded.serves for recorded in self._recorded.values())
         if not serving and all(tensors_in(shape) == tensors_in(other) for other in self._recorded):
             self._give_up(
@@ -379,7 +379,7 @@ class ShardGraphs:
 
 
 class _Passes:
-    """The passes of one micro-batch as they are recorded."""
+    """Records the passes of one micro-batch."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica

@@ -67,7 +67,7 @@ class WholeModel:
 def take_gradients(
     parameters: Mapping[str, torch.Tensor], names: Sequence[str] | frozenset[str]
 ) -> dict[str, torch.Tensor]:
-    """The gradients of those that have one, which are taken off."""
+    """Take the gradients off these parameters; returns those that there are, by name."""
     found = {}
     for name in sorted(names):
         parameter = parameters.get(name)

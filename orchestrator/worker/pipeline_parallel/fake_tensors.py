@@ -46,8 +46,8 @@ class Watcher(Protocol):
     """Tells a fake tensor its value when it is used."""
 
     def value_of(self, fake: FakeTensor) -> torch.Tensor | None:
-        """Its value, which `fake.value` is once it is set; None before the border. Raises ValueNeeded behind it, where
-        there is none."""
+        """The value of the tensor: `fake.value`, once it is set. None before the border. Raises ValueNeeded if it has none
+        behind the border."""
 
 
 class FakeTensor(torch.Tensor):
@@ -68,7 +68,7 @@ class FakeTensor(torch.Tensor):
 
     @staticmethod
     def like(tensor: torch.Tensor, watcher: Watcher, name: str, home: str = "cpu") -> FakeTensor:
-        """In the place of a parameter or a buffer. home: the device that it says it is on."""
+        """A stand-in for a parameter or a buffer. home: the device that it reports."""
         fake = FakeTensor.of(_meta(tensor), watcher, name, home)
         if isinstance(tensor, torch.nn.Parameter):
             fake._is_param = True

@@ -136,7 +136,7 @@ class Stage:
         self.parameters = {name: each for name, each in self.held.items() if isinstance(each, torch.nn.Parameter)}
         self._foreign = [name for name in tensors if name not in cuts.hosted[index]]
         self._twice = [name for name in self.held if name in earlier]  # fake in the prefix, values behind it
-        home = self._staging.empty(0, torch.float32).device  # which has a number, as those of tensors have
+        home = self._staging.empty(0, torch.float32).device  # with its index, as devices of tensors have
         absent = [*self._foreign, *self._twice]
         self._fakes = {name: FakeTensor.like(tensors[name], self, name, str(home)) for name in absent}
         self._switch = torch.zeros((), device=home, requires_grad=True)

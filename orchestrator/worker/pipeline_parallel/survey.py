@@ -152,7 +152,7 @@ class _Watch:
         self._begun: dict[
             int, int
         ] = {}  # by the id of a tensor that is not bound and has a gradient, where it was first used
-        self._inputs: list[torch.Tensor] = []  # they, so that no other tensor gets its id
+        self._inputs: list[torch.Tensor] = []  # kept alive, so that no other tensor gets the id of one
         self.drifted = False
         self.operations = OperationNames()
         self.ended: dict[Opened, int] = {}  # the position at which a call was over

@@ -59,7 +59,7 @@ class StageParts:
     replica: Replica  # of this stage's part
     layout: PartLayout  # of this part within the layout of the whole
     counters: tuple[int, ...]  # where its counters stand among those of the whole model
-    held: StageState  # its tensors, and those of others that it uses
+    held: StageState  # tensors of this stage, and of other stages that this one uses
     staging: Staging  # to where the stage computes
     host_transfer: HostTransfer  # between there and the memory that is exchanged
     norm: Norm | None  # of the whole gradient, for clipping; None where nothing is clipped

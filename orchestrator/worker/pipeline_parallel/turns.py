@@ -18,8 +18,8 @@ from orchestrator.worker.member.generation import ProcessServices
 
 _LEFT: Final = 4  # one part in so many of the free memory, for activations, batches and whoever else is there
 _LOOK_S: Final = 0.1  # between two looks for a turn
-_AT_IT: Final = -1  # the turn of the one that does what one of a host does
-_DONE: Final = -2  # the turn of the one that has done it
+_AT_IT: Final = -1  # the turn of the worker that is doing the work of its host
+_DONE: Final = -2  # the turn of the worker that has done it
 
 
 def at_once(available: int, needed: int | None, workers: int) -> int:
@@ -35,8 +35,8 @@ def may_keep(available: int, needed: int | None, others: int) -> bool:
 
 @contextmanager
 def turn(plan: Plan, services: ProcessServices) -> Iterator[None]:
-    """Within the block this worker may have the whole model of a run in stages; others may take what it still has behind it.
-    Raises CalledOff."""
+    """Within the block this worker may hold the whole model of a run in stages. Behind the block others may use the memory of
+    what it still holds. Raises CalledOff."""
     needed, workers, take = plan.cluster.preparing_bytes, _preparing(plan), services.take_turn
     if plan.cluster.members.stages == 1 or take is None:
         yield
@@ -54,9 +54,9 @@ def turn(plan: Plan, services: ProcessServices) -> Iterator[None]:
 
 @contextmanager
 def once(services: ProcessServices, meanwhile: Callable[[], object]) -> Iterator[bool]:
-    """Within the block this worker is to do what one of a host does for all; or not, because a worker that lives has done it.
-    Waits for one that is at it. One that dies leaves it to the next. meanwhile: is called once by one that has to wait. Raises
-    CalledOff."""
+    """Work that one worker of a host does for all. Yields True to the worker that has to do it in the block, and False once
+    another one that lives has done it. If that one dies at the work, the next worker does it. meanwhile: called once by a
+    worker that waits. Raises CalledOff."""
     if services.take_turn is None:
         yield True
         return

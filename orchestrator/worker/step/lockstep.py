@@ -97,7 +97,7 @@ class StepContents:
 
 
 class Lockstep:
-    """An Executor (executor.py) whose `advance` is one step. It has no state of its own but what it counts. Once a step
+    """An Executor (executor.py) whose `advance` is one step. Its only state are counts. Once a step
     begins to be applied nothing interrupts it, so a step that raises has changed nothing (rule D1)."""
 
     def __init__(

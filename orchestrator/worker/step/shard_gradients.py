@@ -45,7 +45,8 @@ class Contributing(Protocol):
         """Prepare for these shards, which are computed next."""
 
     def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
-        """The contribution of a shard. late: its weight may be one at which nobody has looked; if it is 0, there is none."""
+        """The contribution of a shard. late: the weight may be a tensor on the device, which nobody has
+        read. A contribution of weight 0 counts as none."""
 
     def named(self, step: int, shard: int) -> str:
         """The names of its samples for a message, as of `MicroBatches.named`; empty if there are too many."""

@@ -31,20 +31,16 @@ _RESIDUAL = "residual/"
 
 
 class Summation(Protocol):
-    """One worker's sums of a step: `clear`, `add` for each shard, `complete`; `total` after the vote; `commit` with the step.
+    """One worker's sums of a step: `clear`, `add` for each shard, `complete`; `total` after the vote; then `commit`."""
 
-    result: float32, of the layout's size, after `total`. most_waiting: how many contributions wait at most until they are
-    added up; they have to stay as they are until then. replicated: what it needs from step to step, equal at all workers.
-    late: in place of `add` takes contributions whose weight lies on the device, where nobody has looked at it; None if all
-    weights have to be known.
-    """
-
-    result: torch.Tensor
-    most_waiting: int
-    replicated: State
+    result: torch.Tensor  # float32, of the layout's size; valid after `total`
+    most_waiting: int  # contributions that may wait to be added up; until then they may not change
+    replicated: State  # what it needs from step to step, equal at all workers
 
     @property
-    def late(self) -> device.Accumulator | None: ...
+    def late(self) -> device.Accumulator | None:
+        """Takes the place of `add` for contributions whose weight lies on the device, unread. None if weights have to be
+        known."""
 
     @property
     def held_bytes(self) -> int:
