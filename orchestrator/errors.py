@@ -158,7 +158,7 @@ class DataDamaged(RunFailed):
 class OutOfDeviceMemory(RunFailed):
     what = ""  # was being done
     frames = ""  # of the user's code, a line each
-    taken: Any = None  # a `common.gpu_memory.Taken` of that moment
+    taken: Any = None  # a `common.gpu_memory.MemoryUse` of that moment
     wanted = 0  # bytes that could not be had; 0 where nobody has told
     snapshot = b""  # of the allocator, for the run's folder
 

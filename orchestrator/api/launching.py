@@ -85,10 +85,10 @@ def rerun(
     _prepare_numerics()
     from orchestrator.driver.folders import project_folder
     from orchestrator.experiments.rerun import repetition
-    from orchestrator.experiments.rerun.run import Wanted
+    from orchestrator.experiments.rerun.run import RerunRequest
 
     repetition.require_known(environment, audit)
-    wanted = Wanted(
+    wanted = RerunRequest(
         check_environment=environment != "ignore",
         explaining=explain,
         trusted=trust,

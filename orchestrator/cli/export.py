@@ -81,7 +81,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportRequest:
     """The requests of the command."""
 
     to: Path  # folder or zip to be made
@@ -115,7 +115,7 @@ def run(arguments: Arguments) -> CommandResult:
         return reported(_trained(arguments.value, to, arguments.uri, trusted=arguments.flag("trust")), arguments)
     if to.suffix == checkpoints.ENDING:
         return reported(_checkpoint(arguments.value, to, arguments.uri), arguments)
-    wanted = Wanted(
+    wanted = ExportRequest(
         *(
             to,
             with_data,
@@ -276,7 +276,7 @@ def _require_free(to: Path) -> None:
         )
 
 
-def export(name: str, request: Wanted, uri: str | None) -> Exported:
+def export(name: str, request: ExportRequest, uri: str | None) -> Exported:
     """Raises UsageError, ConfigurationError and NotRerunnable; then there is no crate."""
     _require_free(request.to)
     wheels = rebuild.wheels_in(request.wheels)
@@ -325,7 +325,7 @@ def export(name: str, request: Wanted, uri: str | None) -> Exported:
     )
 
 
-def _places(original: Recorded, wanted: Wanted, folder: Path) -> dict[str, str]:
+def _places(original: Recorded, wanted: ExportRequest, folder: Path) -> dict[str, str]:
     """Outside of the record, that are opened for the crate."""
     held, found = original.held, {}
     if held.initial.name is not None and not initial.held_in(folder, held.initial.digest):
@@ -417,7 +417,7 @@ Carried = dict[str, tuple[Path, list[str]]]
 
 
 def _data(
-    original: Recorded, project: Path, folder: Path, wanted: Wanted, held: ExitStack
+    original: Recorded, project: Path, folder: Path, wanted: ExportRequest, held: ExitStack
 ) -> tuple[Carried, dict[str, str], list[str]]:
     """The inputs that travel along, with their place and their files; what becomes of each; notes. Restored as for a rerun, so
     that they are the recorded bytes."""

@@ -7,7 +7,7 @@ from orchestrator.cli.command_result import CommandResult, ended
 from orchestrator.driver.terminal import console
 from orchestrator.experiments.rerun.audit import Audited
 from orchestrator.experiments.rerun.repetition import asked, repeat
-from orchestrator.experiments.rerun.run import Rerun, Wanted
+from orchestrator.experiments.rerun.run import Rerun, RerunRequest
 from orchestrator.experiments.rerun.sweep import SweepRerun
 
 # Settings of this command, not of the repeated run.
@@ -16,7 +16,7 @@ _OWN = ("audit", "audit.seed", "environment", "explain", "key", "output", "stage
 
 def run(arguments: Arguments) -> CommandResult:
     environment = arguments.choice("environment", "check", "ignore", "rebuild")
-    wanted = Wanted(
+    wanted = RerunRequest(
         check_environment=environment != "ignore",
         explaining=arguments.flag("explain"),
         trusted=arguments.flag("trust"),

@@ -40,7 +40,7 @@ def sharing(gpus: float, workers: int) -> int:
     return max(1, min(workers, int(1 / gpus))) if 0 < gpus < 1 else 1
 
 
-class Taken(NamedTuple):
+class MemoryUse(NamedTuple):
     """In bytes. A graph's private pool keeps what its passes need between two replays."""
 
     total: int = 0  # the whole card has
@@ -53,7 +53,7 @@ class Taken(NamedTuple):
     in_pools: int = 0  # of `allocated`, in these
 
 
-def taken(segments: Sequence[Any] | None = None) -> Taken:
+def taken(segments: Sequence[Any] | None = None) -> MemoryUse:
     """Now, by this process on its current GPU. segments: as torch's allocator tells them; None: it is asked."""
     import torch
 
@@ -63,7 +63,7 @@ def taken(segments: Sequence[Any] | None = None) -> Taken:
     private = [each for each in segments if tuple(each.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
     blocks = (block for segment in segments for block in segment["blocks"])
     unused = (int(block["size"]) for block in blocks if block["state"] == "inactive")
-    return Taken(
+    return MemoryUse(
         total=total,
         free=free,
         allocated=gpu.memory_allocated(),
@@ -87,7 +87,7 @@ def out_of_memory(what: str, error: BaseException, frames: str = "") -> OutOfDev
     """For an error of which `ran_out` is true, measured before what it was needed for is let go. what: was being done; frames:
     of the user's, a line each."""
     details = traceback.format_exc()
-    now, table, kept = Taken(), "", b""
+    now, table, kept = MemoryUse(), "", b""
     with suppress(RuntimeError, AssertionError, AttributeError):  # of a card that answers nothing any more, or of none
         segments = _segments()
         kept = snapshot(segments)

@@ -41,7 +41,7 @@ _NOTE_BYTES = 200
 _posted: list[Callable[[], str | None]] = []
 
 
-class Taken(Exception):
+class LockTaken(Exception):
     """Somebody else has the lock. who: in words."""
 
     def __init__(self, who: str) -> None:
@@ -72,8 +72,7 @@ def held(path: Path, look: Callable[[], None] | None = None, *, signed: bool = T
 
 
 def take(path: Path) -> int:
-    """The descriptor of the lock, which is free again when that is closed. Raises Taken, and UsageError where the file cannot
-    be opened."""
+    """The descriptor of the lock, which closing it frees. Raises LockTaken, and UsageError where the file cannot be opened."""
     for tried in range(_TRIES):
         time.sleep(tried and _LONGEST_PAUSE_S)
         descriptor = _opened(path)
@@ -82,7 +81,7 @@ def take(path: Path) -> int:
             return descriptor
         who = holder(descriptor)
         os.close(descriptor)
-    raise Taken(who)
+    raise LockTaken(who)
 
 
 def is_held(path: Path, *, shared: bool = False) -> bool:

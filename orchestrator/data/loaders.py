@@ -31,7 +31,7 @@ from orchestrator.common.child import Messages, Start, Started, parent
 from orchestrator.data import input_auditing, mixture
 from orchestrator.data.fetching import fetch
 from orchestrator.data.files import cache, waiting
-from orchestrator.data.files.waiting import Taken
+from orchestrator.data.files.waiting import BytesRead
 from orchestrator.data.plan import Declared
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.numerics import determinism, digests, streams
@@ -205,7 +205,7 @@ class _Loader:
         while True:
             answer: dict[str, Any] | None = _read(self._process.messages)
             if answer is None or "told" not in answer:
-                waiting.add(Taken(*(answer or {}).get("taken", ())))
+                waiting.add(BytesRead(*(answer or {}).get("taken", ())))
                 return answer
             waiting.pass_on(answer["told"])
 

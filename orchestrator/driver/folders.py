@@ -97,7 +97,7 @@ class RunFolder:
     def _lease_now(self) -> None:
         try:
             self._lock = locks.take(self._lease)
-        except locks.Taken as taken:
+        except locks.LockTaken as taken:
             raise UsageError(
                 f"run {self.path.name} is being driven by {taken.who}",
                 "wait for its end, or end that process",
@@ -109,7 +109,7 @@ class RunFolder:
         """Within the block this process alone may send what MLflow lacks of the run; False if somebody drives or sends it."""
         try:
             sent = locks.take(self._sent)
-        except locks.Taken:
+        except locks.LockTaken:
             yield False
             return
         try:

@@ -16,7 +16,7 @@ import torch
 from orchestrator.comm.transports.base import Regions
 from orchestrator.comm.transports.device_memory import DeviceMemoryFull, DeviceRegions
 from orchestrator.common import gpu_memory
-from orchestrator.common.gpu_memory import Taken
+from orchestrator.common.gpu_memory import MemoryUse
 from orchestrator.common.values import sized
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OutOfDeviceMemory
@@ -29,7 +29,7 @@ _GRADIENT_BYTES: Final = 4  # of an element, while a shard's passes run
 _EXPANDABLE: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-class Held(NamedTuple):
+class HeldMemory(NamedTuple):
     """In bytes, by what stays from step to step; and the gradients of one backward pass."""
 
     parameters: int  # and buffers
@@ -45,7 +45,7 @@ class Held(NamedTuple):
         kept = self.parameters + self.optimizer + self.gradients + self.sums + self.contributions
         return kept / max(1, self.trained)
 
-    def told(self) -> dict[str, float]:
+    def by_name(self) -> dict[str, float]:
         """For the summary."""
         return {
             "parameters": self.parameters,
@@ -57,11 +57,13 @@ class Held(NamedTuple):
         }
 
 
-def held(replica: Replica, optimizer: torch.optim.Optimizer, regions: Regions, contributions: int = 0) -> Held:
-    """Now. regions: those in host memory do not count; contributions: as of `Held`."""
+def held_memory(
+    replica: Replica, optimizer: torch.optim.Optimizer, regions: Regions, contributions: int = 0
+) -> HeldMemory:
+    """Now. regions: those in host memory do not count; contributions: as of `HeldMemory`."""
     there = replica.flat.device
     state = (value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, torch.Tensor))
-    return Held(
+    return HeldMemory(
         parameters=_bytes_of([*replica.model.parameters(), *replica.model.buffers()], there),
         optimizer=_bytes_of(state, there),
         gradients=_GRADIENT_BYTES * sum(parameter.numel() for parameter in replica.parameters),
@@ -117,7 +119,7 @@ def place_of(plan: Plan, beside: int, *, lost: bool) -> Place:
 
 @contextmanager
 def explained(
-    doing: Callable[[], str], place: Callable[[], Place], holds: Callable[[], Held | None], plan: Plan
+    doing: Callable[[], str], place: Callable[[], Place], holds: Callable[[], HeldMemory | None], plan: Plan
 ) -> Iterator[None]:
     """Raises OutOfDeviceMemory for what says within the block that a GPU has no memory left, with all that is known. doing:
     what was being done, where the error does not tell; holds: None where the model is not there yet."""
@@ -130,10 +132,10 @@ def explained(
         raise explanation(found, place(), holds(), plan) from None
 
 
-def explanation(error: OutOfDeviceMemory, place: Place, held: Held | None, plan: Plan) -> OutOfDeviceMemory:
+def explanation(error: OutOfDeviceMemory, place: Place, held: HeldMemory | None, plan: Plan) -> OutOfDeviceMemory:
     """The same error with all that is known. It recurs where the card is too small for the workers that share it: what one
     holds does not depend on how many micro-batches it computes."""
-    taken: Taken = error.taken
+    taken: MemoryUse = error.taken
     parts = _parts(taken, held)
     held_here = taken.reserved + parts.get(_SUMS, 0)
     held_elsewhere = max(0, taken.total - taken.free - held_here)
@@ -169,7 +171,7 @@ def explanation(error: OutOfDeviceMemory, place: Place, held: Held | None, plan:
     return explained
 
 
-def _of_the_machine(error: OutOfDeviceMemory, now: Taken) -> OutOfDeviceMemory:
+def _of_the_machine(error: OutOfDeviceMemory, now: MemoryUse) -> OutOfDeviceMemory:
     """The same error where the driver has refused memory while the card has some, as torch's allocator would have told how much
     was wanted there."""
     found = gpu_memory.full(
@@ -190,9 +192,9 @@ _CONTRIBUTIONS = "contributions that are held"
 _GRAPHS, _TENSORS, _UNUSED = "graphs", "activations, gradients and other tensors", "reserved without a tensor in it"
 
 
-def _parts(now: Taken, holds: Held | None) -> dict[str, int]:
+def _parts(now: MemoryUse, holds: HeldMemory | None) -> dict[str, int]:
     """The bytes that this process holds, by name. Live tensors of graphs lie in their pools."""
-    known = holds or Held(0, 0, 0, 0, 0)
+    known = holds or HeldMemory(0, 0, 0, 0, 0)
     return {
         _PARAMETERS: known.parameters,
         _OPTIMIZER: known.optimizer,

@@ -43,7 +43,7 @@ from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.between_steps.callbacks import Callbacks
 from orchestrator.worker.between_steps.late_digests import LateDigests
 from orchestrator.worker.between_steps.timing import Timing
-from orchestrator.worker.device_memory import Held
+from orchestrator.worker.device_memory import HeldMemory
 from orchestrator.worker.hooks import WorkerHooks, WorkerState
 from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
@@ -76,7 +76,7 @@ class Worker:
         self._callbacks: Callbacks | None = None
         self._left: Generation | None = None  # the last one, unless it was left with all state written
         self.input_audit = InputAudit()  # by the user's code, in `prepare`
-        self._held: Callable[[], Held | None] = lambda: None  # of its GPU, once there is a model
+        self._held: Callable[[], HeldMemory | None] = lambda: None  # of its GPU, once there is a model
         self._flops_per_sample: float | None = None  # counted on a GPU alone
         self._beside, self._workers = 1, [0]  # workers on this machine, and in each generation
 
@@ -191,7 +191,7 @@ class Worker:
         before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(workload.pipeline, workload.model, plan)
         if not self._is_staged:  # else the whole model goes with its replica
-            self._held = lambda: device_memory.held(replica, optimizer, self.regions)
+            self._held = lambda: device_memory.held_memory(replica, optimizer, self.regions)
             if isinstance(device.staging, staging.Resident):
                 tell, why_not = self._services.tell_slower, workload.why_not_recorded
                 workload.graphs = ShardGraphs(device.recorder, replica, device.staging, tell, why_not)
@@ -255,7 +255,7 @@ class Worker:
         if self._state is None:
             self._state = self._first_state(generation.begin.run_manifest)
             model_state = self._strategy.model_state
-            self._held = lambda: device_memory.held(
+            self._held = lambda: device_memory.held_memory(
                 model_state.replica, model_state.optimizer, self.regions, self._strategy.held_bytes
             )
 
@@ -387,7 +387,7 @@ class Worker:
     def _memory(self) -> dict[str, float]:
         """The GPU memory in use, in bytes, by name."""
         held = self._held()
-        return cuda.memory() | ({} if held is None else held.told())
+        return cuda.memory() | ({} if held is None else held.by_name())
 
     def _take_part(self, generation: Generation, rank: int, transport: CancellableTransport) -> Ended:
         """As `run`, once peers are connected."""

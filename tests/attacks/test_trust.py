@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator import staleness
-from orchestrator.cli.export import Wanted, export
+from orchestrator.cli.export import ExportRequest, export
 from orchestrator.cli.jobs.once import once
 from orchestrator.cli.watch import watch
 from orchestrator.config.settings import load
@@ -73,10 +73,10 @@ def crate_of(tmp_path: Path, **record: Any) -> str:
     return str(strangers.sent(tmp_path / "sent.zip", strangers.record(**record)))
 
 
-def asked(name: str, seen_in: Path, wanted: rerun.Wanted | None = None) -> Untrusted:
+def asked(name: str, seen_in: Path, wanted: rerun.RerunRequest | None = None) -> Untrusted:
     """The question that a rerun of this crate asks."""
     with strangers.watched() as seen, pytest.raises(Untrusted) as error:
-        rerun.rerun(name, [], None, wanted or rerun.Wanted())
+        rerun.rerun(name, [], None, wanted or rerun.RerunRequest())
     assert seen.outside(seen_in / ".orchestrator", Path(tempfile.gettempdir())) == []
     assert (seen.started, seen.connected, seen.unpickled) == ([], [], [])
     assert list((seen_in / ".orchestrator" / "worktrees").iterdir()) == []
@@ -161,7 +161,7 @@ def test_what_others_launched_in_a_shared_store_asks_whatever_the_verb(here: Pat
     finished, killed = shared.launched("FINISHED"), shared.launched("KILLED")
     swept, left = shared.sweep("FINISHED"), shared.sweep("KILLED")
     commands: dict[str, Callable[[], object]] = {
-        "rerun=RUN": lambda: rerun.rerun(finished.run_id, [], None, rerun.Wanted()),
+        "rerun=RUN": lambda: rerun.rerun(finished.run_id, [], None, rerun.RerunRequest()),
         "resume=RUN": lambda: resume(killed.run_id, [], None),
         "rerun=SWEEP": lambda: rerun_sweep(swept, [], None, check_environment=True),
         "resume=SWEEP": lambda: resume_sweep(left, [], None),
@@ -203,12 +203,12 @@ def test_places_that_the_run_of_another_names_are_named_and_not_opened(here: Pat
         (lambda: tune(beginning), checkpoints),
         (lambda: once("nightly", beginning, {}, []), checkpoints),
         (lambda: launch(weights, {}), f"its weights: {(here / '.orchestrator').as_uri()}"),
-        (lambda: export(past.run_id, Wanted(to, False, None, None, with_checkpoints=True), None), checkpoints),
+        (lambda: export(past.run_id, ExportRequest(to, False, None, None, with_checkpoints=True), None), checkpoints),
         (
-            lambda: export(past.run_id, Wanted(to, True, None, None), None),
+            lambda: export(past.run_id, ExportRequest(to, True, None, None), None),
             f"its data points.csv: where it was, {ELSEWHERE}.git (points)",
         ),
-        (lambda: export(past.run_id, Wanted(to, False, None, None), None), f"began with: {begun['name']}"),
+        (lambda: export(past.run_id, ExportRequest(to, False, None, None), None), f"began with: {begun['name']}"),
     ]
     for call, place in doors:
         with strangers.watched() as seen, pytest.raises(Untrusted) as error:
@@ -228,7 +228,7 @@ def test_a_record_that_names_no_place_is_exported_whoever_made_it(here: Path, tm
     past = Shared(here).launched("FINISHED")
     node = {**NODE, "packages": {"orchestrator": "0"}}
     Shared(here).put(past.run_id, strangers.record(node=node))
-    assert export(past.run_id, Wanted(tmp_path / "crate.zip", False, None, None), None).run_id == past.run_id
+    assert export(past.run_id, ExportRequest(tmp_path / "crate.zip", False, None, None), None).run_id == past.run_id
 
 
 def naming_code(*sections: str) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def test_what_only_looks_at_a_record_imports_nothing_of_it(here: Path, tmp_path:
     shared.put(first, strangers.record(settings=naming_code(*others)))
     shared.put(second, strangers.record(settings=naming_code("data.order")))  # goes with few others
     compare(f"{first},{second}", None)
-    export(first, Wanted(to=tmp_path / "crate", with_data=False, key=None, license=None), None)
+    export(first, ExportRequest(to=tmp_path / "crate", with_data=False, key=None, license=None), None)
     assert watch(here, first, None).status == "finished"
     assert len(runs(here)) == len(found)
     assert staleness(first) == []
@@ -320,7 +320,7 @@ def sent_with_code(
 def test_stages_of_dvc_are_told_and_its_configuration_leads_nowhere(here: Path, tmp_path: Path) -> None:
     name = sent_with_code(here, tmp_path)
     with strangers.watched() as seen, pytest.raises(Untrusted) as error:
-        rerun.rerun(name, [], None, rerun.Wanted(preparing=True))
+        rerun.rerun(name, [], None, rerun.RerunRequest(preparing=True))
     assert f"stages of DVC: make: touch {here / EXECUTED}" in error.value.message
     assert seen.outside(here / ".orchestrator", Path(tempfile.gettempdir())) == []
     assert (seen.connected, seen.unpickled) == ([], [])
@@ -338,7 +338,7 @@ def test_a_link_that_leads_out_of_the_code_is_refused_before_it_is_read(
 ) -> None:
     name = sent_with_code(here, tmp_path, links={link: leads_to})
     with refused("git.link-leads-out", f"'{link}'"):
-        rerun.rerun(name, [], None, rerun.Wanted(preparing=True))
+        rerun.rerun(name, [], None, rerun.RerunRequest(preparing=True))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -349,7 +349,7 @@ def test_what_dvc_is_told_to_read_elsewhere_is_not_read_before_trust(here: Path,
     more = {"dvc.yaml": stages, **({"huge.yaml": "#" * (17 << 20)} if place == "huge.yaml" else {})}
     name = sent_with_code(here, tmp_path, more=more)
     with refused("dvc.stages-unreadable") as error:
-        rerun.rerun(name, [], None, rerun.Wanted(preparing=True))
+        rerun.rerun(name, [], None, rerun.RerunRequest(preparing=True))
     assert "a-secret-of-mine" not in str(error.value)
 
 
@@ -358,4 +358,4 @@ def test_code_that_was_exchanged_in_a_record_is_not_executed(here: Path, tmp_pat
     """Also of one that is trusted: another snapshot than the one that was recorded."""
     name = sent_with_code(here, tmp_path, tree="t" * 40)
     with refused("git.other-tree"):
-        rerun.rerun(name, [], None, rerun.Wanted(trusted=True, check_environment=False))
+        rerun.rerun(name, [], None, rerun.RerunRequest(trusted=True, check_environment=False))

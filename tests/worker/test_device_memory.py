@@ -19,7 +19,7 @@ from torch import nn
 
 from orchestrator.comm.transports.device_memory import DeviceMemoryFull, DeviceRegions
 from orchestrator.common import gpu_memory
-from orchestrator.common.gpu_memory import Taken
+from orchestrator.common.gpu_memory import MemoryUse
 from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.errors import OutOfDeviceMemory, PipelineRaised, from_dict
@@ -27,7 +27,7 @@ from orchestrator.numerics import cuda, staging
 from orchestrator.numerics.device.kernels import Operations
 from orchestrator.pipeline import naming
 from orchestrator.worker import device, device_memory
-from orchestrator.worker.device_memory import Held, Place, explained, explanation, held, place_of
+from orchestrator.worker.device_memory import HeldMemory, Place, explained, explanation, held_memory, place_of
 from orchestrator.worker.hooks import WorkerHooks
 from orchestrator.worker.model import shard_graphs
 from orchestrator.worker.model.replica import Replica
@@ -41,7 +41,7 @@ GB = 10**9
 CODE = "gpu.out-of-memory"
 TOLD = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB\nand more"
 PLAN = resolve(settings_for(p.Mlp, batch_size=80, shards=8))
-NOW = Taken(total=80 * GB, free=GB, allocated=50 * GB, reserved=60 * GB, pools=6 * GB, in_pools=2 * GB)
+NOW = MemoryUse(total=80 * GB, free=GB, allocated=50 * GB, reserved=60 * GB, pools=6 * GB, in_pools=2 * GB)
 FRAME = {"filename": "mine.py", "line": 3, "name": "loss"}
 SEGMENTS: list[dict[str, Any]] = [
     {
@@ -59,10 +59,10 @@ SEGMENTS: list[dict[str, Any]] = [
         ],
     }
 ]
-HELD = Held(parameters=4 * GB, optimizer=8 * GB, gradients=4 * GB, sums=12 * GB, trained=GB)
+HELD = HeldMemory(parameters=4 * GB, optimizer=8 * GB, gradients=4 * GB, sums=12 * GB, trained=GB)
 
 
-def out_of(where: str = "loss() (step 3, shard 2)", taken: Taken = NOW, wanted: int = 2 * GB) -> OutOfDeviceMemory:
+def out_of(where: str = "loss() (step 3, shard 2)", taken: MemoryUse = NOW, wanted: int = 2 * GB) -> OutOfDeviceMemory:
     error = gpu_memory.out_of_memory(where, torch.OutOfMemoryError(TOLD), "\n    mine.py:3 in loss: x @ y")
     error.taken, error.wanted = taken, wanted
     return error
@@ -121,7 +121,7 @@ def test_contributions_that_a_compression_holds_are_told_with_the_remedy() -> No
 def test_it_comes_again_where_the_card_is_too_small_for_those_that_share_it(
     sharing: int, own: int, recurs: bool
 ) -> None:
-    now = Taken(total=80 * GB, reserved=own, allocated=own)
+    now = MemoryUse(total=80 * GB, reserved=own, allocated=own)
     place = Place("H100", sharing, rows=1, lost=True)
     told = explanation(out_of(taken=now, wanted=GB), place, None, PLAN)
     assert told.recurs == recurs
@@ -140,7 +140,7 @@ def test_graphs_may_be_left_out_and_segments_may_grow(monkeypatch: pytest.Monkey
     assert "expandable_segments:True" in told
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     assert "expandable_segments" not in explanation(out_of(), place, HELD, graphs).remedy
-    small = explanation(out_of(taken=Taken(total=80 * GB, free=80 * GB)), place, None, graphs).remedy
+    small = explanation(out_of(taken=MemoryUse(total=80 * GB, free=80 * GB)), place, None, graphs).remedy
     assert "a smaller model" in small
 
 
@@ -201,15 +201,15 @@ def test_what_stays_is_counted_once() -> None:
     replica = Replica(model)
     optimizer = torch.optim.AdamW(model.parameters())
     regions = device_double.regions()
-    before = held(replica, optimizer, regions).sums
+    before = held_memory(replica, optimizer, regions).sums
     regions.allocate(5000, torch.float64)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    found = held(replica, optimizer, regions)
+    found = held_memory(replica, optimizer, regions)
     assert found[:3] == (4 * 30 + 4 * 10 + 8, 2 * 4 * 30 + 4 * 4, 4 * 30)
     assert found.sums - before == 3 * device_double.HostDriver.granularity
-    assert found.told()["per_parameter"] == round((168 + 256 + 120 + found.sums) / 30, 3)
+    assert found.by_name()["per_parameter"] == round((168 + 256 + 120 + found.sums) / 30, 3)
     regions.close()
 
 

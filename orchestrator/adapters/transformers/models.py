@@ -19,7 +19,7 @@ _FORM = (
 )
 
 
-class Wanted:
+class DescribedModel:
     """The model that `pipeline.args.model` describes. It is looked up when it is made of, and built by `make`.
 
     Raises ConfigurationError.

@@ -37,7 +37,7 @@ class Model(Pipeline):
     ) -> None:
         self._given = Training.of(training)
         self._require(training or {})
-        self._wanted, self._data, self._peft = models.Wanted(model), data, peft
+        self._wanted, self._data, self._peft = models.DescribedModel(model), data, peft
         self.tokenizer = collating.tokenizer_of(tokenizer)
         self._collator = collating.collator_of(collator, self.tokenizer)
         self._compute_metrics: Callable[[Any], Mapping[str, float]] | None = None

@@ -31,7 +31,7 @@ _FIRST_TOLD_S, _TOLD_EVERY_S = 5.0, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 
 
-class Taken(NamedTuple):
+class BytesRead(NamedTuple):
     """Bytes of whole files: those that this process fetched, and those that it found in the cache."""
 
     fetched: int = 0
@@ -42,7 +42,7 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.tell: Tell = lambda _: None
         self.alive: Callable[[], None] = lambda: None
-        self.taken = Taken()
+        self.taken = BytesRead()
 
 
 _here = _Here()
@@ -53,13 +53,13 @@ def listen(tell: Tell, alive: Callable[[], None] = lambda: None) -> None:
 
 
 def count(size: int, *, fetched: bool) -> None:
-    add(Taken(fetched=size) if fetched else Taken(cached=size))
+    add(BytesRead(fetched=size) if fetched else BytesRead(cached=size))
 
 
-def add(read: Taken) -> None:
+def add(read: BytesRead) -> None:
     """By another process, for this thread."""
     before = _here.taken
-    _here.taken = Taken(before.fetched + read.fetched, before.cached + read.cached)
+    _here.taken = BytesRead(before.fetched + read.fetched, before.cached + read.cached)
 
 
 def pass_on(text: str | None) -> None:
@@ -69,8 +69,8 @@ def pass_on(text: str | None) -> None:
     _here.alive()
 
 
-def take_counts() -> Taken:
-    found, _here.taken = _here.taken, Taken()
+def take_counts() -> BytesRead:
+    found, _here.taken = _here.taken, BytesRead()
     return found
 
 

@@ -57,7 +57,7 @@ class RunOutcome:
     files_read: FilesRead = field(default_factory=FilesRead)  # files of the training set that were read
     not_logged: tuple[str, ...] = ()  # which writers beside MLflow have not all of it, and why
     schedule: Schedule | None = None  # of the generation with most workers, for a picture; None before the first one
-    # worker -> bytes on its GPU at the end, as `numerics.cuda.memory` and `worker.device_memory.Held` tell them
+    # worker -> bytes on its GPU at the end, as `numerics.cuda.memory` and `worker.device_memory.HeldMemory` tell them
     gpu_memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     # Known to the job, when the session is over.

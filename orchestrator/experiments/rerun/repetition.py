@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.errors import UsageError, few
 from orchestrator.experiments.rerun.audit import Asked, Audited
-from orchestrator.experiments.rerun.run import Rerun, Wanted, rerun
+from orchestrator.experiments.rerun.run import Rerun, RerunRequest, rerun
 from orchestrator.experiments.rerun.sweep import SweepRerun, rerun_sweep
 from orchestrator.experiments.sweep.record import find_sweep
 from orchestrator.provenance.crates import crate
@@ -33,7 +33,7 @@ def asked(count: int | None, seed: str | None) -> Asked | None:
     return None if count is None else Asked(count, seed)
 
 
-def repeat(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun | Audited | SweepRerun:
+def repeat(name: str, overrides: Sequence[str], uri: str | None, wanted: RerunRequest) -> Rerun | Audited | SweepRerun:
     """The whole story. overrides: of the settings.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started.
@@ -46,7 +46,7 @@ def repeat(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted)
     return rerun_sweep(past, overrides, uri, check_environment=wanted.check_environment, trusted=wanted.trusted)
 
 
-def _require_one_kind(wanted: Wanted) -> None:
+def _require_one_kind(wanted: RerunRequest) -> None:
     """Raises UsageError for requests that do not go together."""
     if wanted.auditing is not None and (wanted.explaining or wanted.preparing):
         what = "explain" if wanted.explaining else "stages"
@@ -63,7 +63,7 @@ def _require_one_kind(wanted: Wanted) -> None:
         )
 
 
-def _require_whole(wanted: Wanted) -> None:
+def _require_whole(wanted: RerunRequest) -> None:
     """Raises UsageError for what a sweep cannot be asked."""
     if wanted.auditing is not None:
         raise UsageError("audit: a sweep has many runs", "name one of its trials", code="rerun.audit-of-sweep")

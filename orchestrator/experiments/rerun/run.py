@@ -108,7 +108,7 @@ class Rerun:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RerunRequest:
     """The requests of the command."""
 
     check_environment: bool = True  # whether another environment leaves no run exact
@@ -121,7 +121,7 @@ class Wanted:
     auditing: audit.Asked | None = None  # segments of it that are repeated instead of the whole; None for the whole
 
 
-def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun | audit.Audited:
+def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: RerunRequest) -> Rerun | audit.Audited:
     """The whole story. overrides: of the settings.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started.
@@ -163,13 +163,13 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         return _repeat(Repeater(project, folder, store, original, passed, display, came.carried), wanted)
 
 
-def _examined(original: Recorded, overrides: Sequence[str], folder: Path, wanted: Wanted) -> trust.WouldExecute:
+def _examined(original: Recorded, overrides: Sequence[str], folder: Path, wanted: RerunRequest) -> trust.WouldExecute:
     """The code that would be executed. Raises ConfigurationError and NotRerunnable."""
     stages = data_stage_replay.commands(original, folder / "worktrees") if wanted.preparing else []
     return trust.examine(original, overrides, rebuilding=wanted.rebuilding, stages=stages)
 
 
-def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun | audit.Audited:
+def _repeat(repeater: Repeater, wanted: RerunRequest) -> Rerun | audit.Audited:
     """Raises what keeps it from being started."""
     original = repeater.original
     original.require()
@@ -205,7 +205,7 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun | audit.Audited:
         return _trained(replace(repeater, made=places), wanted, prepared)
 
 
-def _trained(repeater: Repeater, wanted: Wanted, prepared: Preparation | None = None) -> Rerun:
+def _trained(repeater: Repeater, wanted: RerunRequest, prepared: Preparation | None = None) -> Rerun:
     """The run itself. prepared: what its stages came to, which is told with its verdict."""
     original = repeater.original
     report = repeater.repeat({"rerun_of": original.past.run_id})

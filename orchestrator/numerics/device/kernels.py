@@ -112,7 +112,7 @@ class Kernels(Packer, Quantizer, Protocol):
     ) -> None: ...
 
 
-class Taken(NamedTuple):
+class AddedShards(NamedTuple):
     """The shards that an accumulator has taken in: of each its largest bits and its weight."""
 
     largest: list[torch.Tensor]
@@ -172,11 +172,11 @@ class Accumulator:
         return self._add.recording(shards)
 
     @property
-    def taken(self) -> Taken:
+    def taken(self) -> AddedShards:
         """The shards that were added since `clear`."""
-        return Taken([*self._largest], [*self._weights])
+        return AddedShards([*self._largest], [*self._weights])
 
-    def take(self, taken: Taken) -> None:
+    def take(self, taken: AddedShards) -> None:
         """A recording has added these once more, in place of all that was added before."""
         self._largest, self._weights = [*taken.largest], [*taken.weights]
         self._taken = len(taken.largest)

@@ -46,7 +46,7 @@ class Anew(Protocol):
         """The error where it comes out otherwise."""
 
     def evaluated(self) -> str:
-        """The numbers of the first validation batch, as `told` has them."""
+        """The numbers of the first validation batch, as `exact_numbers` has them."""
 
     def other_evaluation(self) -> Inconsistent:
         """Likewise."""
@@ -64,7 +64,7 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
     first: str | None = ""
     if not workload.batches.is_live:
         what = f"micro-batch (step 0, shard {next(iter(own), 0)})"
-        look = functools.partial(varying_operation.found, workload, replica, watches=not compiles)
+        look = functools.partial(varying_operation.first_difference, workload, replica, watches=not compiles)
         differs = lambda: look(own[0]) if anew is None else None  # noqa: E731
         take_shard = lambda shard: take(workload, replica, shard)  # noqa: E731
         behind = lambda shard: _computed(workload, replica, shard, spares=anew is not None)  # noqa: E731
@@ -165,12 +165,12 @@ def _verify(
         if difference is not None and difference.its_own:
             raise Inconsistent(
                 f"{what} came out differently when it was computed again, of the same samples and random numbers"
-                f"{difference.told()}",
+                f"{difference.in_words()}",
                 difference.remedy,
                 code="pipeline.varying-operation",
             )
         if difference is not None and not found:
-            why = difference.told()
+            why = difference.in_words()
         raise Inconsistent(
             f"{what} came out differently when it was computed again behind another one{why}",
             remedy,
@@ -250,14 +250,14 @@ def fingerprint_sparing(
 
 def _spared(
     replica: Replica, compute: Callable[[], object], parameters: dict[str, torch.nn.Parameter]
-) -> tuple[_Taken, list[torch.Tensor | None] | None]:
+) -> tuple[_FreedGradients, list[torch.Tensor | None] | None]:
     """The digests of these parameters' gradients, which are freed, and `_contributed` of the rest."""
-    taken = _Taken()
+    taken = _FreedGradients()
     with whole_gradients(parameters, taken.take):
         return taken, _contributed(replica, compute)
 
 
-class _Taken:
+class _FreedGradients:
     """Digests of gradients that were freed. twice: one came in two parts, as from two activation checkpoints."""
 
     def __init__(self) -> None:
@@ -291,10 +291,10 @@ def _evaluated(workload: PipelineAdapter, replica: Replica, batch: int) -> str:
     results = evaluation.compute(workload, replica, [batch], len(workload.evaluation_batches), -1, lambda: None)
     if results.fault is not None:
         raise results.fault[1]
-    return told(results.names, results.rows[batch])
+    return exact_numbers(results.names, results.rows[batch])
 
 
-def told(names: Sequence[str] | None, values: Sequence[float]) -> str:
+def exact_numbers(names: Sequence[str] | None, values: Sequence[float]) -> str:
     """The numbers of a validation batch, bit for bit."""
     return f"{names} {struct.pack(f'<{len(values)}d', *values).hex()}"
 

@@ -54,7 +54,7 @@ class Difference(NamedTuple):
     operation: Operation | None
     its_own: bool
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """The difference in words, as the end of a sentence."""
         where = f"; the first to differ is {self.tensor}" if self.tensor else ""
         if self.operation is None:
@@ -71,7 +71,9 @@ class Difference(NamedTuple):
         return f"{instead}; an extension may have a way of its own that is deterministic"
 
 
-def found(workload: PipelineAdapter, replica: Replica, shard: int, *, watches: bool = True) -> Difference | None:
+def first_difference(
+    workload: PipelineAdapter, replica: Replica, shard: int, *, watches: bool = True
+) -> Difference | None:
     """The first difference between repetitions of micro-batch (step 0, shard), which is not empty; None if none differs, or
     if it cannot be computed so. watches: whether operations are watched, which those in compiled code cannot be."""
     try:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Holds the memory that operations within the block are given and none of them has made, as long as this object lives. It
     changes no operation. Kernels that are no operations of torch, as those of compiled code, are not seen."""
 

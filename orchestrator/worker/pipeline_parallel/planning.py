@@ -163,7 +163,7 @@ class InStages:
         )
 
     def evaluated(self) -> str:
-        return proof.told(*self._evaluated())
+        return proof.exact_numbers(*self._evaluated())
 
     def other_evaluation(self) -> Inconsistent:
         with evaluation.in_eval_mode(self._workload.model), evaluation.restoring(self._replica):

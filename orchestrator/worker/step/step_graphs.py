@@ -20,7 +20,7 @@ import torch
 
 from orchestrator.numerics import streams
 from orchestrator.numerics.byte_layout import same_bits
-from orchestrator.numerics.device.kernels import Accumulator, Taken
+from orchestrator.numerics.device.kernels import Accumulator, AddedShards
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving, taken_apart
 from orchestrator.worker.model.batch_place import BatchPlace
@@ -50,7 +50,7 @@ class _Recorded:
     def __init__(self, place: BatchPlace, tally: Tally) -> None:
         self.place, self.tally = place, tally
         self.replay: Callable[[Sequence[int]], None]
-        self.taken: Taken
+        self.taken: AddedShards
         self.kept: Any  # of the kernels
         self.compared = 0
 
@@ -162,5 +162,5 @@ class StepGraphs:
         self._recorded.clear()
 
 
-def _same_weights(one: Taken, other: Taken) -> bool:
+def _same_weights(one: AddedShards, other: AddedShards) -> bool:
     return [float(weight) for weight in one.weights] == [float(weight) for weight in other.weights]

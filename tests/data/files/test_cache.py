@@ -191,8 +191,8 @@ def test_bytes_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
     waiting.take_counts()
     for name, size in (("a", 60), ("b", 30), ("a", 60)):
         cache.hold(_file(name, size), store).close()
-    assert waiting.take_counts() == waiting.Taken(fetched=90, cached=60)
-    assert waiting.take_counts() == waiting.Taken()
+    assert waiting.take_counts() == waiting.BytesRead(fetched=90, cached=60)
+    assert waiting.take_counts() == waiting.BytesRead()
 
 
 def test_what_is_fetched_ahead_takes_the_room_of_what_nobody_expects(tmp_path: Path) -> None:
