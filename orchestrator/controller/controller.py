@@ -127,7 +127,7 @@ def _ready(decision: Decision, event: Ready) -> None:
     if decision.state.run_manifest is not None and member.role == "worker":
         error = disagreement("the run", decision.state.run_manifest, member.name, event.run_manifest)
         if error is not None:
-            decision.kill(member, error.message)
+            decision.kill(member, f"{error.message}; {error.remedy}")
             start_failed(decision, member.id, f"{member.name} is refused: {error.message}")
             return
     now = decision.now

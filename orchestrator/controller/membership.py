@@ -17,8 +17,11 @@ from orchestrator.controller.shard_assignment import assign_shards, assign_stage
 from orchestrator.controller.sites import assign_at_sites, away, hosts, shards_of
 from orchestrator.controller.state import ControllerState, Member, living, present, quorum, staying, top
 from orchestrator.controller.state_recovery import Standing, StateRecovery, plan_recovery
-from orchestrator.errors import Inconsistent
+from orchestrator.errors import Inconsistent, few
 from orchestrator.records.progress import advances_of, behind, steps_of
+
+_APART = ("machine", "code")  # of a run manifest: what need not be equal
+_NAMES_SHOWN = 3
 
 
 def compose(state: ControllerState) -> Begin | str:
@@ -366,8 +369,19 @@ def skew(state: ControllerState) -> str:
 def disagreement(
     one: str, run_manifest: Mapping[str, Any], other: str, other_manifest: Mapping[str, Any]
 ) -> Inconsistent | None:
-    """Admission by proof (rule B4): every fact has to be equal but the machine, which explains why others are not."""
-    different = sorted(key for key in run_manifest if key != "machine" and run_manifest[key] != other_manifest.get(key))
+    """Admission by proof (rule B4): every fact has to be equal but the machine, which explains why others are not, and of the
+    code that of modules that both have imported: a process imports what it needs."""
+    code, other_code = run_manifest.get("code", {}), other_manifest.get("code", {})
+    changed = sorted(name for name in code.keys() & other_code.keys() if code[name] != other_code[name])
+    if changed:
+        return Inconsistent(
+            f"{one} and {other} have other code: {few(changed, _NAMES_SHOWN)} changed meanwhile",
+            "put the files back as they were when the run began, and edit them in another clone while it trains",
+            code="replica.other-code",
+        )
+    different = sorted(
+        key for key in run_manifest if key not in _APART and run_manifest[key] != other_manifest.get(key)
+    )
     if not different:
         return None
     if different == ["reference"]:

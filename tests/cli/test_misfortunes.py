@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records.lines import read
-from tests.cli.alone import Alone, alone
+from tests.cli.alone import Alone, alone, assert_as_alone
 from tests.cli.chaos import members_of
 from tests.cli.watching import WatchedRun
 from tests.projects import PATIENCE_S, Done, Project
@@ -89,6 +89,24 @@ def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: 
     (run_id,) = set(digits.runs()) - before
     lost = [event["why"] for event in read(digits.folder(run_id) / "journal.jsonl") if event["event"] == "worker_lost"]
     assert len(lost) == 2
+
+
+@pytest.mark.long
+def test_a_worker_that_comes_after_the_code_was_edited_takes_no_part(digits: Project, undisturbed: Alone) -> None:
+    """Its first micro-batch has the bits of the others, and a later one need not. A single one, without whose successor there
+    is no further step."""
+    watched = WatchedRun(digits, *DIGITS, "cluster.workers=1")
+    watched.wait_for_steps(10)
+    code = digits.path / "pipelines" / "digits.py"
+    before = code.read_bytes()
+    try:
+        code.write_bytes(before + b"# edited while it trains\n")
+        watched.kill(next(iter(watched.living().values())))
+        why = watched.wait_for("worker_lost", count=2)[1]["why"]
+        assert "the run and worker 1 have other code: pipelines.digits changed meanwhile; put the files back" in why
+    finally:
+        code.write_bytes(before)
+    assert_as_alone(digits, watched.end(), undisturbed)
 
 
 @pytest.mark.long

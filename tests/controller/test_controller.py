@@ -154,6 +154,20 @@ def test_workers_that_prepared_different_runs_do_not_begin() -> None:
     assert not play.of(Begin)
 
 
+def test_code_that_changed_meanwhile_is_refused_with_the_modules_that_both_have_imported() -> None:
+    here = {**FACTS, "code": {"pipeline": "a", "nets": "c", "served": "x"}}
+    there = {**FACTS, "code": {"pipeline": "b", "nets": "c", "written": "y"}}
+    play = Play(requirements())
+    play(Ready(0, here), Ready(1, there))
+    assert play.error().code == "replica.other-code"
+    assert "worker 0 and worker 1 have other code: pipeline changed meanwhile" in str(play.error())
+    joined = begun(requirements(most=3), facts=here)
+    assert isinstance(joined(Ready(2, {**there, "code": {"nets": "c", "written": "y"}}))[0], Ask)
+    refused = begun(requirements(most=3), facts=here)(Ready(2, there))[0]
+    assert isinstance(refused, Kill)
+    assert "put the files back" in refused.why
+
+
 def test_a_worker_that_computes_other_bits_is_refused_by_proof() -> None:
     here = {**FACTS, "reference": "a", "machine": {"CPU": "old", "torch": "2"}}
     there = {**FACTS, "reference": "b", "machine": {"CPU": "new", "torch": "2"}}

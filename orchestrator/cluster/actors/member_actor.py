@@ -250,6 +250,7 @@ class MemberActor:
             from orchestrator.cluster.forkserver.children import child
             from orchestrator.comm.transports.shared_memory import SharedRegions
             from orchestrator.comm.transports.sockets import Listener
+            from orchestrator.provenance.code import imported
             from orchestrator.worker.member.shared_queue import QueueMemory
             from orchestrator.worker.worker import ProcessServices, Server, Worker
 
@@ -283,6 +284,8 @@ class MemberActor:
         self._heartbeat.rest()
         if self._role == "worker" and self._card and self._plan.run.compute.device == "cuda":
             card_metrics.begin(self._card, self._emit)
+        if self._role == "worker":
+            run_manifest["code"] = imported.digests(imported.files_of(sys.modules), Path.cwd())
         return {
             "run_manifest": run_manifest,
             "addresses": {**self._listener.addresses, **queue, **shared},

@@ -48,7 +48,6 @@ from orchestrator.provenance.data.hashing import Scan, scan_input
 from orchestrator.provenance.tracking.addresses import absolute, database_of
 from orchestrator.records import input_audit, loggers, redaction
 
-ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
 _FEW_STEPS = 64  # for which schedules of the pipeline are looked at
 _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
@@ -182,7 +181,7 @@ def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
     command = sys.modules.get("__main__")  # under this name and under multiprocessing's; no worker imports it
     modules = {name: module for name, module in sys.modules.items() if module is not command}
     loaded = imported.gather(imported.files_of(modules), project, work.origin)
-    return list(imported.judge(loaded, work, ORCHESTRATOR).obstacles)
+    return list(imported.judge(loaded, work, imported.ORCHESTRATOR).obstacles)
 
 
 def _redacted_note(settings: Settings) -> str | None:

@@ -29,7 +29,7 @@ from orchestrator.config.settings import Settings, determining, identifying, red
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
 from orchestrator.driver.folders import RunFolder, put, read_json, write_json
-from orchestrator.driver.preflight.checks import ORCHESTRATOR, code_in
+from orchestrator.driver.preflight.checks import code_in
 from orchestrator.driver.preflight.private import COMMITMENT, commitment_in
 from orchestrator.driver.recording import lineage, predecessor
 from orchestrator.driver.recording.predecessor import Predecessor
@@ -215,13 +215,13 @@ class Record:
         chosen = {f"package.{name}": packages[name] for name in ("torch", "ray", "numpy") if name in packages}
         for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
             self.tracker.tag(key, value)
-        judged = imported.judge([imported.from_dict(module) for module in modules], self._work, ORCHESTRATOR)
+        judged = imported.judge([imported.from_dict(module) for module in modules], self._work, imported.ORCHESTRATOR)
         found = {
             "search_path": list(judged.search_path),
             "modules": {
                 each.module.name: {"kind": each.kind, "sha256": each.module.sha256, "path": each.path}
                 for each in judged.findings
-                if each.module.name.split(".")[0] not in ORCHESTRATOR
+                if each.module.name.split(".")[0] not in imported.ORCHESTRATOR
             },
             "obstacles": [*self._code.get("obstacles", []), *judged.obstacles],
         }

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -30,6 +30,7 @@ from orchestrator.records import redaction
 from orchestrator.records.input_audit import is_below
 
 Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere", "package"]
+ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _NAMES_SHOWN = 3
 _NOTEBOOK = ".ipynb"
 _CODE = (".py", _NOTEBOOK)
@@ -95,11 +96,29 @@ def gather(modules: Mapping[str, str], project: Path, origin: str | None = None)
     """The modules of a process (name -> file) that have to be judged. origin: the snapshot's, to know its repository again. A
     distribution is judged only if it lies in the project: the snapshot may hold it."""
     top = os.path.realpath(project)
-    packages = installed_beside(tuple(sys.path), str(project))
-    packages_inside = tuple(each for each in packages if each.startswith(top + "/"))
-    standard = (*_standard_library(), *(each for each in packages if each not in packages_inside))
-    repositories, folders = _Repositories(origin), _Folders(standard)
+    packages_inside = _packages_inside(project)
+    repositories = _Repositories(origin)
     found = []
+    for name, place in _own(modules, project):
+        loaded = _loaded(name, place, top, repositories)
+        found.append(dataclasses.replace(loaded, packaged=is_installed(place, packages_inside)))
+    return found
+
+
+def digests(modules: Mapping[str, str], project: Path) -> dict[str, str]:
+    """The beginning of the SHA-256 of each module's file, of those that `gather` finds, but for this package. Processes that
+    have imported the same code have the same for each module that both have imported."""
+    judged = {name: file for name, file in modules.items() if name.split(".")[0] not in ORCHESTRATOR}
+    return {name: hashlib.sha256(Path(place).read_bytes()).hexdigest()[:16] for name, place in _own(judged, project)}
+
+
+def _own(modules: Mapping[str, str], project: Path) -> Iterator[tuple[str, str]]:
+    """The modules whose files belong neither to Python nor to a distribution that is installed outside of the project, with
+    the place of the file."""
+    packages_inside = _packages_inside(project)
+    beside = installed_beside(tuple(sys.path), str(project))
+    standard = (*_standard_library(), *(each for each in beside if each not in packages_inside))
+    folders = _Folders(standard)
     for name, file in sorted(modules.items()):
         if folders.is_installed(file):
             continue
@@ -109,9 +128,13 @@ def gather(modules: Mapping[str, str], project: Path, origin: str | None = None)
             and not is_installed(place, standard)
             and not _is_generated(name, place, modules, standard)
         ):
-            loaded = _loaded(name, place, top, repositories)
-            found.append(dataclasses.replace(loaded, packaged=is_installed(place, packages_inside)))
-    return found
+            yield name, place
+
+
+def _packages_inside(project: Path) -> tuple[str, ...]:
+    """The folders of installed packages that lie in the project."""
+    top = os.path.realpath(project)
+    return tuple(each for each in installed_beside(tuple(sys.path), str(project)) if each.startswith(top + "/"))
 
 
 class _Folders:

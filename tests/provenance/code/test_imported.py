@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.provenance.code import imported
-from orchestrator.provenance.code.imported import Judgement, Loaded, Repository, files_of, gather, judge, unused
+from orchestrator.provenance.code.imported import (
+    Judgement,
+    Loaded,
+    Repository,
+    digests,
+    files_of,
+    gather,
+    judge,
+    unused,
+)
 from orchestrator.provenance.code.worktree import examine
 from orchestrator.provenance.environment import packages
 from tests.provenance.code.repositories import commit, create, git, write
@@ -74,6 +83,18 @@ def test_what_an_installed_package_generates_needs_none_either(
     assert len(gather({**modules, "helper": str(tmp_path / "made_k2j4.py")}, project)) == 1
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     assert len(gather(modules, project)) == 1
+
+
+def test_the_digest_of_a_module_changes_with_its_file_and_libraries_have_none(project: Path, tmp_path: Path) -> None:
+    write(tmp_path / "beside", {"helper.py": "outside\n"})
+    own = {"new": str(project / "new.py"), "helper": str(tmp_path / "beside" / "helper.py")}
+    libraries = {"os": os.__file__, "pytest": pytest.__file__, "orchestrator.pipeline": str(project / "new.py")}
+    before = digests({**own, **libraries}, project)
+    assert before.keys() == own.keys()
+    assert digests(own, project) == before
+    (project / "new.py").write_text("edited\n")
+    after = digests(own, project)
+    assert (after["helper"], after["new"] == before["new"]) == (before["helper"], False)
 
 
 def test_code_of_the_snapshot_is_fine(project: Path) -> None:
