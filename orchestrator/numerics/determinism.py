@@ -13,7 +13,7 @@ import os
 import platform
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -130,6 +130,31 @@ def left_as_it_was() -> Iterator[None]:
         _put_back(variables)
         os.chdir(folder)
         sys.path[:] = search_path
+
+
+def settings_of_torch() -> dict[str, str]:
+    """Those that decide how this thread computes, by what sets them."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    read: dict[str, Callable[[], object]] = {
+        "torch.set_num_threads": torch.get_num_threads,
+        "torch.set_default_dtype": torch.get_default_dtype,
+        "torch.set_default_device": torch.get_default_device,
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
+        "torch.backends.cudnn.enabled": lambda: cudnn.enabled,
+        "torch.backends.cudnn.benchmark": lambda: cudnn.benchmark,
+        "torch.backends.cudnn.deterministic": lambda: cudnn.deterministic,
+    }
+    return {name: _read(each) for name, each in read.items()}
+
+
+def _read(setting: Callable[[], object]) -> str:
+    try:
+        return str(setting())
+    except RuntimeError:  # TF32 that was allowed by an older switch and not by the newer one, or the other way round
+        return "contradictory"
 
 
 def _put_back(variables: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from orchestrator.errors import Inconsistent
-from orchestrator.numerics.determinism import FILL, prepare_thread
+from orchestrator.numerics.determinism import FILL, left_as_it_was, prepare_thread
 from orchestrator.optim.optimizers import OPTIMIZERS, build
 from orchestrator.worker.admission import portability, proof
+from tests.refusals import refused
 
+cudnn: Any = torch.backends.cudnn
 deterministic: Any = torch.utils.deterministic
 WORKLOAD: Any = SimpleNamespace(user_objects=dict, model=torch.nn.Linear(1, 1))
 
@@ -30,6 +33,34 @@ def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypat
         assert caught.value.code == "pipeline.not-repeatable"
         assert not deterministic.fill_uninitialized_memory
     finally:
+        prepare_thread(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "torch.set_num_threads (1, then 2)"),
+        (lambda: torch.set_default_dtype(torch.float64), "torch.set_default_dtype (torch.float32, then torch.float64)"),
+        (lambda: torch.set_default_device("cpu:0"), "torch.set_default_device (cpu, then cpu:0)"),
+        (
+            lambda: torch.use_deterministic_algorithms(mode=False),
+            "torch.use_deterministic_algorithms (True, then False)",
+        ),
+        (lambda: torch.set_float32_matmul_precision("medium"), "torch.set_float32_matmul_precision (highest, then "),
+        (lambda: setattr(cudnn, "benchmark", True), "torch.backends.cudnn.benchmark (False, then True)"),
+    ],
+)
+def test_settings_of_torch_that_change_while_a_batch_is_computed_are_named(
+    change: Callable[[], object], named: str
+) -> None:
+    def computed(_: int) -> str:
+        change()
+        return "the same"
+
+    with left_as_it_was():
+        prepare_thread(1)
+        with refused("pipeline.changes-torch", named):
+            proof._verify(WORKLOAD, "micro-batch", [0, 1], computed, fills=True)
         prepare_thread(1)
 
 

@@ -16,7 +16,7 @@ import functools
 import hashlib
 import struct
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -139,11 +139,14 @@ def _verify(
     """The result of `compute` for the first of these batches, which has to be the same each time; None if it returns None for
     one of them. behind: does the same for the others, which are compared with nothing; fills: whether memory that nobody has
     written is filled the first time; code that is compiled meanwhile would go on filling it; differs: looks for what differs
-    first; repeats: whether the first is computed again, also where no object has changed. Raises Inconsistent."""
+    first; repeats: whether the first is computed again, also where no object has changed. Raises Inconsistent; PipelineRaised
+    for settings of torch that have changed."""
     if not batches:
         return None
+    settings = determinism.settings_of_torch()
     with determinism.filled() if fills else contextlib.nullcontext():
         results = [compute(batches[0])]
+    _refuse_changed(settings, what)
     before = _look(workload)
     results += [(behind or compute)(batch) for batch in batches[1:]]
     after = None if repeats else _look(workload)
@@ -183,6 +186,18 @@ def _verify(
             code="pipeline.changes-itself",
         )
     return None if None in results else results[0]
+
+
+def _refuse_changed(settings: Mapping[str, str], what: str) -> None:
+    """With other settings the next batch may get other bits, and so may tensors that a worker makes itself."""
+    now = determinism.settings_of_torch()
+    changed = [f"{name} ({value}, then {now[name]})" for name, value in settings.items() if now[name] != value]
+    if changed:
+        raise PipelineRaised(
+            f"settings of torch were changed while {what} was computed: {', '.join(changed)}",
+            "leave them as they are: run.threads, run.tf32 and run.precision are for that, and tensors take device= and dtype=",
+            code="pipeline.changes-torch",
+        )
 
 
 def _look(workload: PipelineAdapter) -> state_detection.Observations:
