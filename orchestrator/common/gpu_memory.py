@@ -53,7 +53,7 @@ class MemoryUse(NamedTuple):
     in_pools: int = 0  # of `allocated`, in these
 
 
-def taken(segments: Sequence[Any] | None = None) -> MemoryUse:
+def memory_use(segments: Sequence[Any] | None = None) -> MemoryUse:
     """Now, by this process on its current GPU. segments: as torch's allocator tells them; None: it is asked."""
     import torch
 
@@ -91,7 +91,7 @@ def out_of_memory(what: str, error: BaseException, frames: str = "") -> OutOfDev
     with suppress(RuntimeError, AssertionError, AttributeError):  # of a card that answers nothing any more, or of none
         segments = _segments()
         kept = snapshot(segments)
-        now, table = taken(segments), _table(segments)
+        now, table = memory_use(segments), _table(segments)
     # The activations of a pass that was given up hang on its frames, and others have to go on.
     traceback.clear_frames(error.__traceback__)
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)

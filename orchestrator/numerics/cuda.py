@@ -220,7 +220,7 @@ def limit(size_bytes: int) -> None:
 def memory() -> dict[str, int]:
     """Bytes that this process has of its GPU. peak: that tensors took at once; reserved: by torch's allocator; largest_free:
     block of those; graphs: of those in private pools."""
-    now = gpu_memory.taken()
+    now = gpu_memory.memory_use()
     return {"peak": now.peak, "reserved": now.reserved, "largest_free": now.largest_free, "graphs": now.pools}
 
 

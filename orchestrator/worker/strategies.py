@@ -286,7 +286,7 @@ class LockstepStrategy(_WholeModel):
         """How this worker claims shards in a generation; None where nobody does. If the shared queue cannot be opened, all
         workers of this host compute only their assigned shards."""
         generation, rank, plan = context.generation, context.rank, self._plan
-        if not shared_queue.goes(plan, context.run_manifest):
+        if not shared_queue.is_used(plan, context.run_manifest):
             return None
         place = generation.queues[rank] if generation.queues else None
         queue = None

@@ -204,7 +204,7 @@ def test_memory_is_told_with_the_largest_block_that_is_free(monkeypatch: pytest.
     for name, value in (("max_memory_allocated", 200), ("memory_allocated", 150), ("memory_reserved", 210)):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     assert cuda.memory() == {"peak": 200, "reserved": 210, "largest_free": 30, "graphs": 70}
-    assert gpu_memory.taken() == gpu_memory.MemoryUse(800, 500, 150, 200, 210, 30, 70, 35)
+    assert gpu_memory.memory_use() == gpu_memory.MemoryUse(800, 500, 150, 200, 210, 30, 70, 35)
     segments.clear()
     assert cuda.memory()["largest_free"] == 0
     backend = "cudaMallocAsync"  # that of CUDA tells no blocks, and torch raises where it is asked for them

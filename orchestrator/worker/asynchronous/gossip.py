@@ -242,13 +242,13 @@ class Gossip:
         fingerprints: dict[int, int] = {}
         for step in steps:
             updates, failed = self._made(step, reductions)
-            losses_of_step, before = self._told(
+            losses_of_step, before = self._exchange_losses(
                 step, 0, {s: loss for s, (loss, _) in updates.items() if loss is not None}, fingerprints, failed
             )
             losses.append(losses_of_step)
             prints.append(before)
             fingerprints = self._mix(step, {shard: update for shard, (_, update) in updates.items()})
-        prints.append(self._told(steps.stop, 1, {}, fingerprints)[1])
+        prints.append(self._exchange_losses(steps.stop, 1, {}, fingerprints)[1])
         shards = range(self._terms.shape.shards)
         return [
             (losses_of_step[shard].hex() if shard in losses_of_step else None, printed[shard])
@@ -281,7 +281,7 @@ class Gossip:
             models[shard] = before[shard] + self._mixing.mixed(shard, before) + update
         return {shard: exact.fingerprint_of_integers(models[shard]) for shard in updates}
 
-    def _told(
+    def _exchange_losses(
         self,
         step: int,
         attempt: int,

@@ -99,9 +99,9 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _copied(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _own(value) for key, value in entry.items()}
+    return {key: _copied_value(value) for key, value in entry.items()}
 
 
-def _own(value: Any) -> Any:
+def _copied_value(value: Any) -> Any:
     """The value, and a copy of one that may be changed in place."""
     return value if isinstance(value, _FIXED) or value is None else copy.deepcopy(value)

@@ -116,7 +116,7 @@ def combine(
     parts = means_of(json.loads(from_words(agreed[batches * width :]).rstrip(b"\0")), rows)
     means = results.summarized(parts)
     if any(name not in parts for name in monitored):  # all have the same parts, so all of them ask
-        means |= _told(exchange, step, means, monitored)
+        means |= _agreed_metrics(exchange, step, means, monitored)
     for name in monitored:
         if name not in means:
             raise PipelineRaised(
@@ -127,7 +127,9 @@ def combine(
     return means
 
 
-def _told(exchange: Exchange, step: int, means: Mapping[str, float], monitored: Sequence[str]) -> dict[str, float]:
+def _agreed_metrics(
+    exchange: Exchange, step: int, means: Mapping[str, float], monitored: Sequence[str]
+) -> dict[str, float]:
     """The watched metrics as the members have them that can make them."""
     own = {place: means[name] for place, name in enumerate(monitored) if name in means}
     vector = torch.tensor(to_slots(len(monitored), own), dtype=torch.int64)

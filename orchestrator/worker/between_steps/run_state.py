@@ -181,10 +181,10 @@ class RunState:
             "stopping": _patience_as_dict(self.stopping),
             "plateau": _patience_as_dict(self.plateau),
             **({} if self.free is None else {"free": self.free.as_dict()}),
-            **self._kept(),
+            **self._kept_checkpoints(),
         }
 
-    def _kept(self) -> dict[str, Any]:
+    def _kept_checkpoints(self) -> dict[str, Any]:
         """The entry about checkpoints that stay; empty if only the newest stays."""
         if self.best is None and not self.archived:
             return {}

@@ -92,7 +92,7 @@ def _tried(
     rows = rows_to_try(flops_per_sample)
     if not rows:
         return InvarianceTrial(None, TOO_LARGE)
-    return _with_samples(workload, seed, rows, _asked(workload.model), batch_invariance.tried)
+    return _with_samples(workload, seed, rows, _in_evaluation(workload.model), batch_invariance.tried)
 
 
 def rows_to_try(flops_per_sample: float | None) -> int:
@@ -160,7 +160,7 @@ def _kind(value: Any) -> str:
 
 
 @contextmanager
-def _asked(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _in_evaluation(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The model in evaluation mode and in host memory."""
     if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
         yield copy.deepcopy(model).cpu().eval()

@@ -47,7 +47,7 @@ _STEP_BITS: Final = 40
 _UNDER_WAY: Final = 1  # micro-batch that a device still computes when the next one is claimed, so that it never idles
 
 
-def goes(plan: Plan, run_manifest: Mapping[str, Any]) -> bool:
+def is_used(plan: Plan, run_manifest: Mapping[str, Any]) -> bool:
     """Whether shards are claimed in a run, the same at all members."""
     return plan.cluster.claims and not run_manifest["shard_state"]
 

@@ -27,7 +27,7 @@ def refuse_unfit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, begin
             "give the pipeline and the optimizer that it was trained with, or begin with the weights alone: initial=",
             code="begin.state-unfit",
         ) from error
-    lacking = set() if named is None or named.name == _ABSENT else _kept(named) - _kept_in(optimizer)
+    lacking = set() if named is None or named.name == _ABSENT else _state_names(named) - _kept_in(optimizer)
     if lacking and optimizer.state:
         what = ", ".join(sorted(lacking))
         raise ConfigurationError(
@@ -49,7 +49,7 @@ def _read(begin: Begin) -> TrainingState:
         ) from error
 
 
-def _kept(named: Variant) -> set[str]:
+def _state_names(named: Variant) -> set[str]:
     """The names of what the optimizer keeps of a parameter after a step."""
     with torch.random.fork_rng(devices=[]):
         model = torch.nn.Linear(2, 2)

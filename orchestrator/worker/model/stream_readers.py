@@ -196,7 +196,7 @@ class _Reader:
             self._place(row)
 
     def settle(self, row: State) -> None:
-        taken = _taken(row)
+        taken = _samples_taken(row)
         self._settled = row
         if not self._begin <= taken <= self._end:
             self._restart(row)
@@ -205,7 +205,7 @@ class _Reader:
     def read(self, indices: range, where: str) -> list[Any]:
         # A stream that is opened anew shows whether it gives the same samples again.
         if not self._live and (indices.start < self._begin or not indices.start):
-            usable = self._settled is not None and _taken(self._settled) <= indices.start
+            usable = self._settled is not None and _samples_taken(self._settled) <= indices.start
             self._restart(self._settled if usable and self._settled is not None else self._first)
         while self._end < indices.stop:
             self._keep(self._next(where), where)
@@ -242,7 +242,7 @@ class _Reader:
 
     def _restart(self, row: State) -> None:
         """With nothing kept, at the place of this row."""
-        self._begin = self._end = self._last = _taken(row)
+        self._begin = self._end = self._last = _samples_taken(row)
         self._kept = []
         self._texts = []
         self._marks = {self._end: row}
@@ -306,7 +306,7 @@ class _Reader:
         self._marks = {at: row for at, row in self._marks.items() if at >= taken}
 
 
-def _taken(row: State) -> int:
+def _samples_taken(row: State) -> int:
     return int(row[_POSITION][0])
 
 

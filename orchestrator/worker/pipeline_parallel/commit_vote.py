@@ -49,7 +49,9 @@ class Ballot:
     ) -> SecondVote:
         """own: the stage's part of the fingerprint; norms: of its gradients, as slots among those of all tensors. Raises what
         the transport raises."""
-        vector = torch.tensor([*_told(self._stages, self._stage, own), *norms(torch.float32)], dtype=torch.int64)
+        vector = torch.tensor(
+            [*_fingerprint_slots(self._stages, self._stage, own), *norms(torch.float32)], dtype=torch.int64
+        )
         first = tuple(exchange.maximum(step, attempt, messages.DONE, vector).tolist())
         if self._norm is None:
             return (first,)
@@ -82,7 +84,7 @@ class Ballot:
         return list(torch.tensor(values, dtype=dtype).to(self._device).unbind())
 
 
-def _told(stages: int, stage: int, fingerprint: int) -> list[int]:
+def _fingerprint_slots(stages: int, stage: int, fingerprint: int) -> list[int]:
     """For each stage the halves of its fingerprint, each with its complement, by which differing ones show."""
     vector = [EMPTY] * (_WORDS * stages)
     high, low = fingerprint >> 32, fingerprint & (_HIGH - 1)

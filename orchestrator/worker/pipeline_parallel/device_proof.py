@@ -75,7 +75,7 @@ class _OneByOne:
         arrived = self._arrived(call, seeded)
         gradients: Gradients | None = None
         for index in reversed(range(self._cuts.stages)):
-            with self._there(index) as stage:
+            with self._on_device(index) as stage:
                 seeded.restore()
                 record, _, value = stage.forward(call.make, "training", arrived[index])
                 if gradients is None:
@@ -99,7 +99,7 @@ class _OneByOne:
         """The activations that come to each stage."""
         arrived: list[Activations | None] = [None]
         for index in range(self._cuts.stages - 1):
-            with self._there(index) as stage:
+            with self._on_device(index) as stage:
                 seeded.restore()
                 leaves = stage.forward(call.make, "training", arrived[-1]).leaves
             assert leaves is not None, "a stage that is not the last one hands on"
@@ -108,7 +108,7 @@ class _OneByOne:
         return arrived
 
     @contextmanager
-    def _there(self, index: int) -> Iterator[Stage]:
+    def _on_device(self, index: int) -> Iterator[Stage]:
         """Within the block this stage is on the device."""
         stage = Stage(self._workload.model, self._cuts, index, self._staging)
         here = {name: tensor.data for name, tensor in stage.held.items()}

@@ -202,14 +202,14 @@ class StagedLockstep:
         self._trainer = trainer
         self._requests = requests
         self._save_due = False
-        self._lockstep = Lockstep(trainer, exchange, contents, self._asked)
+        self._lockstep = Lockstep(trainer, exchange, contents, self._requests_with_save)
 
     def advance(self, state: RunState) -> StepOutcome:
         self._save_due = state.save_due
         outcome = self._lockstep.advance(state)
         return replace(outcome, second_vote=self._trainer.second_vote)
 
-    def _asked(self) -> Requests:
+    def _requests_with_save(self) -> Requests:
         asked = self._requests()
         return replace(asked, save=asked.save or self._save_due)
 

@@ -216,15 +216,15 @@ def _decoded(message: Message, seeded: Seeded) -> tuple[Any, list[BorderValue | 
             border_values.append(None)
         elif number < header["left"]:
             assert left is not None, "a second message says where they are"
-            found, left = _taken(described, left)
+            found, left = _split_off(described, left)
             border_values.append(found)
         else:
-            found, rest = _taken(described, rest)
+            found, rest = _split_off(described, rest)
             border_values.append(found)
     return header, border_values, _restored(header["generators"], rest, seeded)
 
 
-def _taken(described: Sequence[Any], source: torch.Tensor) -> tuple[BorderValue, torch.Tensor]:
+def _split_off(described: Sequence[Any], source: torch.Tensor) -> tuple[BorderValue, torch.Tensor]:
     """The first that lies there, and what lies behind it."""
     size, stride, at, kind, elements = described
     dtype = getattr(torch, kind)

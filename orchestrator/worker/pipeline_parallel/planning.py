@@ -40,7 +40,7 @@ def cuts_of(surveys: dict[Way, Survey], workload: PipelineAdapter, replica: Repl
     sizes = {name: each.numel() for name, each in model.named_parameters() if each.requires_grad}
     with naming("stages()"):
         named = workload.pipeline.stages(model)
-    borders = choose(surveys, stages, sizes) if named is None else _of(list(named), stages)
+    borders = choose(surveys, stages, sizes) if named is None else _checked_names(list(named), stages)
     cuts = cut(surveys, borders, names)
     _refuse(model, replica, cuts)
     return cuts
@@ -82,7 +82,7 @@ def _as_it_is(batch: Any) -> Any:
     return None if apart is None else (apart[1], [(id(tensor), tensor._version) for tensor in apart[0]])
 
 
-def _of(named: Sequence[str], stages: int) -> list[str]:
+def _checked_names(named: Sequence[str], stages: int) -> list[str]:
     if len(named) != stages - 1 or not all(isinstance(name, str) for name in named):
         raise PipelineRaised(
             f"stages() returned {named}, for {stages} stages",

@@ -55,10 +55,10 @@ class CutRehearsal:
         with suppress(OSError):  # it died: there is no answer
             self._child.messages.send(pickle.dumps(plan))
         text = self._child.messages.receive()
-        return _told(json.loads(text) if text else {})
+        return _cut_or_refusal(json.loads(text) if text else {})
 
 
-def _told(found: dict[str, Any]) -> dict[str, Any] | None:
+def _cut_or_refusal(found: dict[str, Any]) -> dict[str, Any] | None:
     if "refused" in found:
         raise ConfigurationError([f"cluster.stages: {found['refused']}"], found["remedy"], code=found["code"])
     return found.get("cut")

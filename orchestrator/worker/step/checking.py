@@ -70,7 +70,7 @@ class Checks:
     def settle(self, exchange: Exchange, step: int, attempt: int, shard: int, worker: Checked | None) -> None:
         """All compute the disputed micro-batch again. Raises Distrusted. worker: None of a server."""
         given = None if worker is None else worker.answers(step, shard)
-        first, again = self._told(exchange, step, attempt, given)
+        first, again = self._exchange_answers(exchange, step, attempt, given)
         raise Distrusted(Verdict(step, shard, self.since(step), judge(first, again), tuple(sorted(first))))
 
     def doubt(
@@ -81,12 +81,12 @@ class Checks:
         if self.every == 0:
             return
         given = None if worker is None else (FAILED if not_finite else EMPTY, worker.answers(step, shard)[1])
-        failed, again = self._told(exchange, step, attempt, given)
+        failed, again = self._exchange_answers(exchange, step, attempt, given)
         wrong = judge({}, again) if failed else ()
         if wrong:
             raise Distrusted(Verdict(step, shard, self.since(step), wrong, tuple(sorted({*failed, *wrong}))))
 
-    def _told(
+    def _exchange_answers(
         self, exchange: Exchange, step: int, attempt: int, given: tuple[int, int] | None
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """The pairs of all workers, as two mappings by rank: their first answers, and their second ones; a rank without an
@@ -95,7 +95,7 @@ class Checks:
         if given is not None:
             vector[2 * exchange.rank : 2 * exchange.rank + 2] = given
         found = exchange.maximum(step, attempt, ANSWERS, torch.tensor(vector, dtype=torch.int64)).tolist()
-        first, second = (_given(found[place::2]) for place in range(2))
+        first, second = (_answers_by_rank(found[place::2]) for place in range(2))
         return first, second
 
     def look_back(
@@ -153,5 +153,5 @@ def _first(copies: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return next((copy for copy in copies if copy[0] not in readers), copies[0])
 
 
-def _given(slots: Sequence[int]) -> Mapping[int, int]:
+def _answers_by_rank(slots: Sequence[int]) -> Mapping[int, int]:
     return {rank: answer for rank, answer in enumerate(slots) if answer != EMPTY}

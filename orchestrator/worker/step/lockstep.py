@@ -77,7 +77,7 @@ class StepContents:
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
         tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
         counters = run_manifest["counters"]
-        shape = Shape(plan.data.shards, len(tensors), len(counters), shared_queue.goes(plan, run_manifest))
+        shape = Shape(plan.data.shards, len(tensors), len(counters), shared_queue.is_used(plan, run_manifest))
         weighted = plan.data.privacy is None
         exact = plan.exchange.exact and plan.update.compression is None and weighted
         names = (*tensors, *counters)
