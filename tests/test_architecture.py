@@ -100,6 +100,7 @@ ROOMS = {
         "distributions",
         "nondeterministic",
         "control_groups",
+        "descriptors",
     ],
 }
 ONLY_ROOM = {
@@ -123,7 +124,7 @@ MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = [
     *("records", "errors", "moved"),
-    *("common.child", "common.import_string", "common.injection", "common.processes"),
+    *("common.child", "common.descriptors", "common.import_string", "common.injection", "common.processes"),
 ]
 PYDANTIC_TOO = [
     *("common.values", "common.registry"),

@@ -13,7 +13,6 @@ hands out torch's tensors as descriptors. It neither orders messages of several 
 from __future__ import annotations
 
 import os
-import select
 import struct
 import subprocess
 import sys
@@ -21,6 +20,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Protocol
+
+from orchestrator.common.descriptors import readable
 
 _LENGTH = struct.Struct("<Q")
 
@@ -49,7 +50,7 @@ class Messages:
 
     def has_come(self) -> bool:
         """Whether the next message has begun to come, or never will."""
-        return bool(select.select([self._reading], [], [], 0)[0])
+        return bool(readable([self._reading.fileno()], 0))
 
     def end(self) -> None:
         """Nothing more is sent."""

@@ -15,10 +15,11 @@ proc_pid_stat(5), pidfd_open(2), SO_PEERCRED in unix(7). Linux only.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 from pathlib import Path
+
+from orchestrator.common.descriptors import readable
 
 _CREDENTIALS = struct.Struct("3i")
 _STATE, _STARTED = 0, 19  # of the fields after the name
@@ -55,14 +56,12 @@ def wait_for_end(pid: int) -> None:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    select.select([descriptor], [], [])
+    readable([descriptor])
     os.close(descriptor)
 
 
 def has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(readable([pidfd], 0))
 
 
 def open_pidfd(connection: socket.socket) -> int | None:

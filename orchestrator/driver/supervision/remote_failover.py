@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from orchestrator.common.descriptors import readable
 from orchestrator.driver.supervision import headless, supervisor
 from orchestrator.driver.supervision.headless import Workers
 from orchestrator.driver.supervision.supervisor import Lines
@@ -146,7 +146,7 @@ def _read(lines: Lines, patience_s: float) -> list[bytes]:
     if lines.is_over:
         time.sleep(patience_s)
         return []
-    return lines.read() if select.select([lines.descriptor], [], [], patience_s)[0] else []
+    return lines.read() if readable([lines.descriptor], patience_s) else []
 
 
 def _say(text: str) -> None:
