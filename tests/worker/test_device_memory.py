@@ -237,7 +237,7 @@ def test_a_worker_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = members_end(Greedy)
     assert [type(end) for end in ends] == [OutOfDeviceMemory]
     monkeypatch.setattr(gpu_memory, "_segments", lambda: SEGMENTS)
-    monkeypatch.setattr(gpu_memory, "taken", lambda _: NOW)
+    monkeypatch.setattr(gpu_memory, "memory_use", lambda _: NOW)
     monkeypatch.setattr(gpu_memory, "_table", lambda _: "a table")
     (end,) = members_end(GreedyLater, optimizer=None)
     assert isinstance(end, OutOfDeviceMemory)
