@@ -137,12 +137,15 @@ def settings_of_torch() -> dict[str, str]:
     import torch
 
     cudnn = torch.backends.cudnn
+    gpu: Any = torch.cuda
     read: dict[str, Callable[[], object]] = {
         "torch.set_num_threads": torch.get_num_threads,
         "torch.set_default_dtype": torch.get_default_dtype,
         "torch.set_default_device": torch.get_default_device,
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
         "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
+        "torch.set_autocast_enabled": lambda: [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
+        "torch.cuda.set_stream": lambda: gpu.current_stream() if gpu.is_initialized() else None,
         "torch.backends.cudnn.enabled": lambda: cudnn.enabled,
         "torch.backends.cudnn.benchmark": lambda: cudnn.benchmark,
         "torch.backends.cudnn.deterministic": lambda: cudnn.deterministic,

@@ -47,6 +47,10 @@ def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypat
             "torch.use_deterministic_algorithms (True, then False)",
         ),
         (lambda: torch.set_float32_matmul_precision("medium"), "torch.set_float32_matmul_precision (highest, then "),
+        (
+            lambda: torch.set_autocast_enabled("cuda", True),
+            "torch.set_autocast_enabled ([False, False], then [False, True])",
+        ),
         (lambda: setattr(cudnn, "benchmark", True), "torch.backends.cudnn.benchmark (False, then True)"),
     ],
 )
@@ -61,6 +65,7 @@ def test_settings_of_torch_that_change_while_a_batch_is_computed_are_named(
         prepare_thread(1)
         with refused("pipeline.changes-torch", named):
             proof._verify(WORKLOAD, "micro-batch", [0, 1], computed, fills=True)
+        torch.set_autocast_enabled("cuda", False)
         prepare_thread(1)
 
 
