@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -32,7 +33,9 @@ def launch(
     from orchestrator.api.definitions import named
     from orchestrator.config.settings import load, origins
 
+    _require_text(overrides)
     trusted, overrides = _TRUST in overrides, tuple(each for each in overrides if each != _TRUST)
+    _find_modules_of_the_project()
     _import_anew()
     with named(conf) as given:
         _prepare_numerics()
@@ -54,6 +57,8 @@ def resume(run_id: str | Run = "last", *overrides: str, trust: bool = False, uri
     run_id: or the beginning of it, or "last"; overrides: how it is executed may change, "cluster.workers=2"; trust: also one
     of somebody else, whose code is executed. uri: of the MLflow store, None for the project's. Raises OrchestratorError.
     """
+    _require_text(overrides)
+    _find_modules_of_the_project()
     _prepare_numerics()
     _prepare_ray(_address(overrides))
     from orchestrator.experiments.resume import resume as story
@@ -82,6 +87,8 @@ def rerun(
     """Repeat a run, a sweep or a crate exactly, in a clean checkout of its code with its data, and compare; the same as
     `rerun=RUN_ID`. A verdict other than "exact" is no exception. Raises OrchestratorError where it comes to
     no verdict."""
+    _require_text(overrides)
+    _find_modules_of_the_project()
     _prepare_numerics()
     from orchestrator.driver.folders import project_folder
     from orchestrator.experiments.rerun import repetition
@@ -120,6 +127,8 @@ def sweep(
     """
     from orchestrator.api.definitions import named
 
+    _require_text(overrides)
+    _find_modules_of_the_project()
     _import_anew()
     with named(conf) as given:
         _prepare_numerics()
@@ -128,6 +137,25 @@ def sweep(
 
         report = story(given, overrides, kind, trusted=trust)
     return _ended_sweep(report, _given("tracking.uri", overrides))
+
+
+def _require_text(overrides: Sequence[object]) -> None:
+    """Raises UsageError for an override that is no text."""
+    from orchestrator.errors import UsageError
+
+    for each in overrides:
+        if not isinstance(each, str):
+            raise UsageError(
+                f"an override is a text, and {each!r} is none",
+                'write each as "key=value", such as "run.steps=5"; a configuration may be a mapping as a whole',
+                code="command.override",
+            )
+
+
+def _find_modules_of_the_project() -> None:
+    """From the working directory, as the command line and all workers do: a script has its own folder in place of it."""
+    if not {"", str(Path.cwd())} & {*sys.path}:
+        sys.path.insert(0, "")
 
 
 def _import_anew() -> None:
