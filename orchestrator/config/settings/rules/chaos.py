@@ -14,7 +14,7 @@ def _lost(_: Every, workers: Workers, stages: int, kinds: tuple[str, ...]) -> st
     alone = "a stage has one worker" if stages > 1 else "there is one worker"
     return (
         f"chaos.kinds: {alone}, and all steps since the last checkpoint would be lost with it; set cluster.workers="
-        f"{2 * stages} or more, or chaos.kinds=[pause]"
+        f"{2 * stages} or more, chaos.kinds=[pause], or chaos.every=null for no faults, as in a rerun"
     )
 
 
