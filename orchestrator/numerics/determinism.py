@@ -118,7 +118,8 @@ def left_as_it_was() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         if torch.get_default_device() != device:
-            torch.set_default_device(device)
+            # None: a device that is set, also the CPU, has torch look at it in each call.
+            torch.set_default_device(None if device.type == "cpu" else device)
         if (
             torch.get_deterministic_debug_mode() != algorithms
         ):  # to set it imports torch's compiler, which takes a second

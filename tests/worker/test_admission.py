@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import _get_current_function_mode_stack
 
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics.determinism import FILL, left_as_it_was, prepare_thread
@@ -67,6 +68,7 @@ def test_settings_of_torch_that_change_while_a_batch_is_computed_are_named(
             proof._verify(WORKLOAD, "micro-batch", [0, 1], computed, fills=True)
         torch.set_autocast_enabled("cuda", False)
         prepare_thread(1)
+    assert not _get_current_function_mode_stack()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
