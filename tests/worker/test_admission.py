@@ -68,7 +68,7 @@ def test_settings_of_torch_that_change_while_a_batch_is_computed_are_named(
             proof._verify(WORKLOAD, "micro-batch", [0, 1], computed, fills=True)
         torch.set_autocast_enabled("cuda", False)
         prepare_thread(1)
-    assert not _get_current_function_mode_stack()
+    assert not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
