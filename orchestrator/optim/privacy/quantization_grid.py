@@ -52,7 +52,8 @@ class QuantizationGrid:
         finite."""
         ordered = [None if t is None else in_order(t, slot) for t, slot in zip(tensors, self._slots, strict=True)]
         flat = [None if t is None else t.as_strided((t.numel(),), (1,)) for t in ordered]
-        groups = _one_by_one(flat) if in_host_memory(total) else self._together(flat)
+        present = [i for i, tensor in enumerate(flat) if tensor is not None]
+        groups = [[i] for i in present] if in_host_memory(total) else self._together(present)
         squares = [square for group in groups for square in self._squares(group, flat)]
         norm = math.sqrt(math.fsum(torch.stack(squares).tolist() if squares else []))  # a device is asked once
         if not math.isfinite(norm):
@@ -65,11 +66,10 @@ class QuantizationGrid:
             total[start:end].add_(self._widened(group, flat).mul_(factor / self.lsb).to(torch.int64))
         return True
 
-    def _together(self, flat: Tensors) -> list[list[int]]:
-        """The places of tensors that follow one another, as many together as there are small ones: on a device each operation
-        costs a launch."""
+    def _together(self, present: Sequence[int]) -> list[list[int]]:
+        """The tensors in groups that follow one another: on a device each operation costs a launch."""
         groups: list[list[int]] = []
-        for i in (place for group in _one_by_one(flat) for place in group):
+        for i in present:
             if not groups or self._span([groups[-1][0], i])[1] - self._span(groups[-1])[0] > _TOGETHER:
                 groups.append([])
             groups[-1].append(i)
@@ -114,10 +114,6 @@ class QuantizationGrid:
 
     def _place(self, slot: Slot, total: torch.Tensor) -> torch.Tensor:
         return total[slot.offset : slot.offset + slot.elements]
-
-
-def _one_by_one(flat: Tensors) -> list[list[int]]:
-    return [[i] for i, tensor in enumerate(flat) if tensor is not None]
 
 
 def loss_on_grid(loss: float) -> int:
