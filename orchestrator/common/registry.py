@@ -194,6 +194,17 @@ def is_reference(name: str) -> bool:
     return ":" in name
 
 
+def takes(function: Any, *arguments: Any) -> bool:
+    """Whether it can be called with these arguments, as far as Python knows its parameters."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # it has none that Python knows
+        return True
+    return True
+
+
 @functools.cache
 def _parameters(entry: Callable[..., Any]) -> tuple[Option, ...]:
     hints = _hints(entry)

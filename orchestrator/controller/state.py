@@ -148,18 +148,14 @@ class Recovery:
 @dataclass(frozen=True, kw_only=True)
 class Balance:
     """The memory by which the controller judges whether shards should be assigned anew. A round is over when every worker of
-    the generation has told its time again.
+    the generation has told its time again."""
 
-    reported: who has in this round; better: so many rounds in a row another assignment was much better; moved: so often shards
-    were assigned anew by speed; slow: of whom is far slower than the others, since when and for how many rounds; announced: of
-    whom that was told.
-    """
-
-    reported: frozenset[int] = frozenset()
-    better: int = 0
-    moved: int = 0
+    reported: frozenset[int] = frozenset()  # the workers that have told their time in this round
+    better: int = 0  # rounds in a row in which another assignment was much better
+    moved: int = 0  # times that shards were assigned anew by speed
+    # the workers that are far slower than the others: since when, and for how many rounds
     slow: Mapping[int, tuple[float, int]] = field(default_factory=dict)
-    announced: frozenset[int] = frozenset()
+    announced: frozenset[int] = frozenset()  # the slow workers that the user was told of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ and keeps what it remembers where `Optimizer.state_dict` finds it.
 from __future__ import annotations
 
 import functools
-import inspect
 import io
 import json
 import pickle
@@ -26,7 +25,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator.common.import_string import raised
-from orchestrator.common.registry import Table, is_reference
+from orchestrator.common.registry import Table, is_reference, takes
 from orchestrator.errors import PipelineRaised, coded
 from orchestrator.optim.by_element import is_watched
 from orchestrator.optim.eager import leave_the_compiler_out
@@ -226,7 +225,7 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             code="optimizer.type",
         )
     unfit = next((told for kind, told in _UNFIT.items() if isinstance(optimizer, kind)), None)
-    if unfit is None and _wants_closure(optimizer):
+    if unfit is None and not takes(optimizer.step):
         unfit = _UNFIT[torch.optim.LBFGS]
     if unfit is not None:
         why, remedy = unfit
@@ -260,16 +259,6 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             "give each of its param_groups a number as lr: `schedule` multiplies it",
             code="optimizer.no-rate",
         )
-
-
-def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
-    try:
-        inspect.signature(optimizer.step).bind()
-    except TypeError:
-        return True
-    except ValueError:  # it has none that Python knows
-        return False
-    return False
 
 
 def _is_rate(value: Any) -> bool:

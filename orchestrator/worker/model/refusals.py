@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules import batchnorm
 
+from orchestrator.common.registry import takes
 from orchestrator.common.values import Every, Span
 from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, PipelineRaised, coded
@@ -28,23 +29,13 @@ def refuse_clashes(model: torch.nn.Module) -> None:
             own = getattr(module, method)
             if getattr(own, "__func__", None) is getattr(torch.nn.Module, method):
                 continue
-            if not all(_takes(own, given) for given in calls):
+            if not all(takes(own, *given) for given in calls):
                 where = f"{name}.{method}" if name else method
                 raise PipelineRaised(
                     f"the model's {where}{_parameters(own)} stands in the place of torch's {method}()",
                     f"give it another name: {method}() is called to set the mode of a layer; the training itself is done here",
                     code="model.name-clash",
                 )
-
-
-def _takes(method: Any, given: tuple[bool, ...]) -> bool:
-    try:
-        inspect.signature(method).bind(*given)
-    except TypeError:
-        return False
-    except ValueError:  # it has none that Python knows
-        return True
-    return True
 
 
 def _parameters(method: Any) -> str:
