@@ -6,7 +6,8 @@ pipeline and its datasets under the run's seed as the worker does, and seeds eac
 
 Requests and answers are pickles (`common.child`); both ends are processes of one run, and nothing of it is recorded. A loader
 has at most one request, whose answer waits in the pipe. It ends at the end of its input, so it outlives its worker by one
-fetch at most. A loader that dies is replaced, and the new one gets its request: an answer depends on the request alone.
+fetch at most. A loader that dies is replaced, and the new one gets its request: an answer depends on the request alone, if the
+new one has imported the same code, which is looked at.
 
 torch's DataLoader cannot take its place: when one of its processes is killed, it raises in the main thread wherever that
 is, goes on without the batches that this process had, and starts no other one. Nor can all its processes be asked for
@@ -19,8 +20,10 @@ import contextlib
 import hashlib
 import io
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,19 +31,21 @@ import torch
 from orchestrator.adapters import table
 from orchestrator.adapters.source import Source
 from orchestrator.common.child import Messages, Start, Started, parent
+from orchestrator.common.distributions import is_of_python
 from orchestrator.data import input_auditing, mixture
 from orchestrator.data.fetching import fetch
 from orchestrator.data.files import cache, waiting
 from orchestrator.data.files.waiting import BytesRead
 from orchestrator.data.plan import Declared
-from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
+from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, few, from_dict
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import Pipeline, naming
-from orchestrator.records.input_audit import InputAudit
+from orchestrator.records.input_audit import InputAudit, is_below
 from orchestrator.records.input_audit import from_dict as from_reads
 
 _PLAIN = "return tensors, numbers, texts and containers of them, or fetch in the workers: data.loaders=0"
 _DEATHS = 3  # of loaders in a row that were asked for one micro-batch, before it is to blame
+_NAMES_SHOWN = 3
 
 
 class Key(NamedTuple):
@@ -148,6 +153,7 @@ class _Loader:
         self._recipe = recipe
         self._lost = lost
         self._start_process = start
+        self._code: dict[str, str] = {}  # hashes of the modules that the first one had imported
         self.asked: Key | None = None
         self._start()
 
@@ -201,13 +207,25 @@ class _Loader:
         return code
 
     def _read(self) -> dict[str, Any] | None:
-        """The answer; None when the process died first. Raises what `waiting.pass_on` raises; then it is still to come."""
+        """The answer; None when the process died first. Raises what `waiting.pass_on` raises; then it is still to come. Raises
+        Inconsistent where the process has imported other code than the one in whose place it came."""
         while True:
             answer: dict[str, Any] | None = _read(self._process.messages)
             if answer is None or "told" not in answer:
                 waiting.add(BytesRead(*(answer or {}).get("taken", ())))
+                self._compare_code((answer or {}).get("code", {}))
                 return answer
             waiting.pass_on(answer["told"])
+
+    def _compare_code(self, code: dict[str, str]) -> None:
+        changed = sorted(name for name in code.keys() & self._code.keys() if code[name] != self._code[name])
+        if changed:
+            raise Inconsistent(
+                f"{few(changed, _NAMES_SHOWN)} changed while the run trained, and a new loader process has imported it",
+                "put the files back as they were when the run began, resume, and edit them in another clone while it trains",
+                code="data.loader-other-code",
+            )
+        self._code = {**code, **self._code}
 
     def _write(self, message: object) -> None:
         with contextlib.suppress(OSError):  # it died: whoever reads its answer finds that out
@@ -255,9 +273,19 @@ def _serve(worker: Messages) -> None:
         request = _read(worker)
         first = {} if request is None else _answer(recipe, source, Key(*request))
     if request is not None:
-        worker.send(_payload({**first, "reads": window.audit.as_dict()}))
+        worker.send(_payload({**first, "reads": window.audit.as_dict(), "code": _imported_code()}))
     while (request := _read(worker)) is not None:
         worker.send(_payload(_answer(recipe, source, Key(*request))))
+
+
+def _imported_code() -> dict[str, str]:
+    """Hashes of the files of the user's modules, by their names."""
+    package = str(Path(__file__).parents[1])
+    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    own = {
+        name: Path(file) for name, file in files.items() if not is_of_python(file) and not is_below(file, (package,))
+    }
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in own.items() if file.is_file()}
 
 
 def _source(recipe: Recipe) -> tuple[Pipeline, Any] | OrchestratorError:
