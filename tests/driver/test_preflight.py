@@ -75,6 +75,16 @@ def test_a_store_among_the_code_is_pointed_out(project: Path, uri: str, is_among
     assert [f"the MLflow store {project}/own.db lies in the repository" in note for note in notes] == [True] * is_among
 
 
+@pytest.mark.parametrize(("settings", "is_told"), [([], True), (["tracking.uri=sqlite:////elsewhere/own.db"], False)])
+def test_a_store_that_only_mlflows_variable_names_is_told_of(
+    project: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], is_told: bool
+) -> None:
+    assert not any("MLFLOW_TRACKING_URI" in note for note in checks.check(load([RUN], settings), project).notes)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@host:5000")
+    notes = [note for note in checks.check(load([RUN], settings), project).notes if "MLFLOW_TRACKING_URI" in note]
+    assert [note.endswith("here tracking.uri=http://host:5000") for note in notes] == [True] * is_told
+
+
 @pytest.mark.slow
 def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its import takes longer than all the rest; only `strict` cannot do without."""

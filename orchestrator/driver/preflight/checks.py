@@ -140,7 +140,7 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
     if misplaced:
         raise ConfigurationError(misplaced)
     of_cards = [f"not on this machine: {problem}" for problem in of_device] if cards_elsewhere else _hide_lost(visible)
-    notes = [*of_cards, _unmasked_note(settings), _redacted_note(settings)]
+    notes = [*of_cards, _unmasked_note(settings), _redacted_note(settings), _passed_over_note(settings)]
     if work is not None:
         looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
         notes += [
@@ -194,6 +194,17 @@ def _redacted_note(settings: Settings) -> str | None:
     remedy = f"; a rerun reads {', '.join(names)} again" if names else ""
     remedy += f"; a rerun asks for {', '.join(again)} again" if again else ""
     return f"{', '.join(found)}: credentials are left out of the record{remedy}"
+
+
+def _passed_over_note(settings: Settings) -> str | None:
+    """MLflow's own programs take their store from the variable; a run's must not depend on who resumes or repeats it where."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri or settings.tracking.uri is not None:
+        return None
+    return (
+        "MLFLOW_TRACKING_URI is passed over, and the run is recorded in the project's own store; tracking.uri names "
+        f"another one, here tracking.uri={redaction.text(uri)}"
+    )
 
 
 def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:
