@@ -24,8 +24,15 @@ def named(conf: str | Path | Mapping[str, Any]) -> Iterator[str | dict[str, Any]
     if not isinstance(conf, Mapping):
         yield str(conf)
         return
+    from orchestrator.errors import ConfigurationError
+
     own: dict[str, Any] = {}
-    plain = {str(key): _plain(str(key), value, own) for key, value in conf.items()}
+    try:
+        plain = {str(key): _plain(str(key), value, own) for key, value in conf.items()}
+    except RecursionError as error:
+        raise ConfigurationError(
+            ["the mapping: a list or a mapping in it holds itself"], code="settings.holds-itself"
+        ) from error
     if not own:
         yield plain
         return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from orchestrator.api.results import Rerun, Run, Sweep
+from orchestrator.api.arguments import require, require_callable, require_one_of, require_overrides
+from orchestrator.api.results import Rerun, Run, Sweep, name_of
 from orchestrator.records import phases
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ def launch(
     from orchestrator.api.definitions import named
     from orchestrator.config.settings import load, origins
 
-    _require_text(overrides)
+    require_overrides(overrides)
+    require("conf", conf, str, Path, Mapping)
+    if on_event is not None:
+        require_callable("on_event", on_event)
     trusted, overrides = _TRUST in overrides, tuple(each for each in overrides if each != _TRUST)
     _find_modules_of_the_project()
     _import_anew()
@@ -57,14 +61,17 @@ def resume(run_id: str | Run = "last", *overrides: str, trust: bool = False, uri
     run_id: or the beginning of it, or "last"; overrides: how it is executed may change, "cluster.workers=2"; trust: also one
     of somebody else, whose code is executed. uri: of the MLflow store, None for the project's. Raises OrchestratorError.
     """
-    _require_text(overrides)
+    require_overrides(overrides)
+    name = name_of(run_id)
+    require("trust", trust, bool)
+    require("uri", uri, str, optional=True)
     _find_modules_of_the_project()
     _prepare_numerics()
     _prepare_ray(_address(overrides))
     from orchestrator.experiments.resume import resume as story
     from orchestrator.experiments.sweep.report import SweepReport
 
-    done = story(_name(run_id), overrides, uri, trusted=trust)
+    done = story(name, overrides, uri, trusted=trust)
     if isinstance(done.ended, SweepReport):
         return _ended_sweep(done.ended, uri)
     return _ended(done.id, done.ended, (), uri)
@@ -87,7 +94,16 @@ def rerun(
     """Repeat a run, a sweep or a crate exactly, in a clean checkout of its code with its data, and compare; the same as
     `rerun=RUN_ID`. A verdict other than "exact" is no exception. Raises OrchestratorError where it comes to
     no verdict."""
-    _require_text(overrides)
+    require_overrides(overrides)
+    name = name_of(run_id, of_crate=True)
+    require("audit", audit, int, optional=True)
+    require("seed", seed, str, optional=True)
+    require("wheels", wheels, str, Path, optional=True)
+    require("explain", explain, bool)
+    require("stages", stages, bool)
+    require("key", key, str, Path, optional=True)
+    require("trust", trust, bool)
+    require("uri", uri, str, optional=True)
     _find_modules_of_the_project()
     _prepare_numerics()
     from orchestrator.driver.folders import project_folder
@@ -105,7 +121,7 @@ def rerun(
         preparing=stages,
         auditing=repetition.asked(audit, seed),
     )
-    done = repetition.repeat(_name(run_id), overrides, uri, wanted)
+    done = repetition.repeat(name, overrides, uri, wanted)
     report = done.as_dict()
     new = report["sweep_id"] if "sweep_id" in report else report["run_id"]
     if done.error is not None:
@@ -127,7 +143,10 @@ def sweep(
     """
     from orchestrator.api.definitions import named
 
-    _require_text(overrides)
+    require_overrides(overrides)
+    require("conf", conf, str, Path, Mapping)
+    require_one_of("kind", kind, "sweep", "ensemble")
+    require("trust", trust, bool)
     _find_modules_of_the_project()
     _import_anew()
     with named(conf) as given:
@@ -137,19 +156,6 @@ def sweep(
 
         report = story(given, overrides, kind, trusted=trust)
     return _ended_sweep(report, _given("tracking.uri", overrides))
-
-
-def _require_text(overrides: Sequence[object]) -> None:
-    """Raises UsageError for an override that is no text."""
-    from orchestrator.errors import UsageError
-
-    for each in overrides:
-        if not isinstance(each, str):
-            raise UsageError(
-                f"an override is a text, and {each!r} is none",
-                'write each as "key=value", such as "run.steps=5"; a configuration may be a mapping as a whole',
-                code="command.override",
-            )
 
 
 def _find_modules_of_the_project() -> None:
@@ -191,10 +197,6 @@ def _address(overrides: tuple[str, ...]) -> str | None:
 def _given(key: str, overrides: tuple[str, ...]) -> str | None:
     values = [each.partition("=")[2] for each in overrides if each.partition("=")[0] == key]
     return values[-1] or None if values else None
-
-
-def _name(run_id: str | Path | Run) -> str:
-    return run_id.run_id if isinstance(run_id, Run) else str(run_id)
 
 
 def _ended(run_id: str, outcome: RunOutcome, typed: tuple[str, ...], uri: str | None) -> Run:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.api.arguments import require
+
 if TYPE_CHECKING:
     from orchestrator.worker.ensemble.model import EnsembleModel
 
@@ -17,6 +19,8 @@ def load_ensemble(folder: str | Path, *, combine: str | None = None) -> Ensemble
     combination that the folder names, required where that is `package.module:name`: it would be called, whoever wrote the
     folder. Raises OrchestratorError where there is no ensemble, or its files are damaged.
     """
+    require("folder", folder, str, Path)
+    require("combine", combine, str, optional=True)
     from orchestrator.worker.ensemble.saved import load
 
     return load(Path(folder), combine)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.api.results import Comparison, Run, found
+from orchestrator.api.arguments import require, require_number, require_texts
+from orchestrator.api.results import Comparison, Run, found, name_of
 from orchestrator.records import barriers
 from orchestrator.records.barriers import Staleness
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.experiments.look import Look
 
 
-def run(run_id: str = "last", *, uri: str | None = None) -> Run:
+def run(run_id: str | Run = "last", *, uri: str | None = None) -> Run:
     """A recorded run, however it ended.
 
     run_id: or the beginning of it, or "last"; uri: of the MLflow store, None for the project's. The project is the working
@@ -24,7 +25,8 @@ def run(run_id: str = "last", *, uri: str | None = None) -> Run:
     """
     from orchestrator.driver.folders import project_folder
 
-    return found(run_id, project_folder(Path.cwd()), uri)
+    require("uri", uri, str, optional=True)
+    return found(name_of(run_id), project_folder(Path.cwd()), uri)
 
 
 def runs(
@@ -36,6 +38,11 @@ def runs(
     what the command `runs` shows, every setting and metric, and labels of `run.tags` as `tag.NAME`; None for the usual ones and
     the results. uri: of the MLflow store, None for the project's. Raises OrchestratorError for names that no run has.
     """
+    if not isinstance(where, str):
+        require_texts("where", where)
+    if columns is not None:
+        require_texts("columns", columns)
+    require("uri", uri, str, optional=True)
     from orchestrator.driver.terminal.progress import for_stream
     from orchestrator.experiments import listing
 
@@ -52,13 +59,19 @@ def compare(first: str | Run, second: str | Run, *others: str | Run, uri: str | 
     """
     from orchestrator.experiments import compare as story
 
-    names = ",".join(each.run_id if isinstance(each, Run) else each for each in (first, second, *others))
+    require("uri", uri, str, optional=True)
+    names = ",".join(name_of(each, "a run") for each in (first, second, *others))
     done = story.compare(names, uri)
     return Comparison(done.as_text(), done.as_dict())
 
 
 def look(
-    run_id: str, parameter: str | None = None, *, first: int = 0, count: int | None = None, uri: str | None = None
+    run_id: str | Run,
+    parameter: str | None = None,
+    *,
+    first: int = 0,
+    count: int | None = None,
+    uri: str | None = None,
 ) -> Look:
     """A parameter of a running model, exactly as the parameter servers of that run hold it, with its clock. The run goes on.
 
@@ -69,10 +82,16 @@ def look(
     """
     from orchestrator.experiments import look as story
 
-    return story.look(run_id, parameter, first=first, count=count, uri=uri)
+    name = name_of(run_id)
+    require("parameter", parameter, str, optional=True)
+    require_number("first", first, 0)
+    if count is not None:
+        require_number("count", count, 1)
+    require("uri", uri, str, optional=True)
+    return story.look(name, parameter, first=first, count=count, uri=uri)
 
 
-def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
+def staleness(run_id: str | Run, *, uri: str | None = None) -> list[Staleness]:
     """How stale the updates of an asynchronous run were: one entry for each of its rests. A run in lockstep has none.
 
     run_id: or the beginning of it, or "last"; uri: of the MLflow store, None for the project's. The project is the working
@@ -81,4 +100,6 @@ def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
     from orchestrator.driver.folders import project_folder
     from orchestrator.driver.recording.recorded import Recorded
 
-    return barriers.staleness(Recorded.named(uri, project_folder(Path.cwd()), run_id).barriers() or [])
+    name = name_of(run_id)
+    require("uri", uri, str, optional=True)
+    return barriers.staleness(Recorded.named(uri, project_folder(Path.cwd()), name).barriers() or [])

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.api.arguments import require
+
 if TYPE_CHECKING:
     import pandas
     import torch
@@ -121,6 +123,7 @@ class Run:
         return self._served(trust=trust).predict(inputs)
 
     def _served(self, *, trust: bool) -> Served:
+        require("trust", trust, bool)
         if "served" not in self._kept:
             from orchestrator.experiments.trained import load
 
@@ -241,3 +244,9 @@ def found(run_id: str, folder: Path, uri: str | None) -> Run:
     metrics = {name: value for name, value in past.metrics.items() if name.startswith("validation/")}
     loss = past.metrics.get("train/loss")
     return Run(past.run_id, recorded.files.path, past.steps or 0, past.digest, loss, metrics, uri=uri)
+
+
+def name_of(run: str | Path | Run, name: str = "run_id", *, of_crate: bool = False) -> str:
+    """The id of a run, or the path of a crate. Raises UsageError where neither can be meant."""
+    require(name, run, *((str, Run, Path) if of_crate else (str, Run)))
+    return run.run_id if isinstance(run, Run) else str(run)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 import pickle
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -89,6 +90,10 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
                 f"optimizer.{key}: {_no_text(OPTIMIZERS.options(name)[key].default, options[key])}",
             )
             for key in texts
+        ]
+    if nans := [key for key, value in options.items() if isinstance(value, float) and math.isnan(value)]:
+        return [
+            coded("optimizer.option-nan", f"optimizer.{key}: expected a number, got {options[key]}") for key in nans
         ]
     if options.get("nesterov") and options.get("foreach"):
         return [

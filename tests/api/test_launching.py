@@ -23,6 +23,52 @@ def test_an_override_that_is_no_text_is_refused(call: Callable[..., Any], overri
         call("digits", override)
 
 
+_api: Any = orchestrator  # whose functions take anything here
+_RUN = "f" * 32
+_HOLDS_ITSELF: dict[str, Any] = {}
+_HOLDS_ITSELF["args"] = _HOLDS_ITSELF
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "named"),
+    [
+        (lambda: _api.launch(None), "command.argument", "conf"),
+        (lambda: _api.launch(["digits"]), "command.argument", "conf"),
+        (lambda: _api.launch("digits", on_event=3), "command.argument-function", "on_event"),
+        (lambda: _api.launch({"pipeline": _HOLDS_ITSELF}), "settings.holds-itself", "holds itself"),
+        (lambda: _api.sweep(5), "command.argument", "conf"),
+        (lambda: _api.sweep("digits", kind="trial"), "command.argument-choice", "kind"),
+        (lambda: _api.resume(5), "command.argument", "run_id"),
+        (lambda: _api.resume(None), "command.argument", "run_id"),
+        (lambda: _api.resume(_RUN, trust="false"), "command.argument", "trust"),
+        (lambda: _api.resume(_RUN, uri=Path("mlflow.db")), "command.argument", "uri"),
+        (lambda: _api.rerun(5), "command.argument", "run_id"),
+        (lambda: _api.rerun(_RUN, audit="5"), "command.argument", "audit"),
+        (lambda: _api.rerun(_RUN, audit=2.5), "command.argument", "audit"),
+        (lambda: _api.rerun(_RUN, audit=True), "command.argument", "audit"),
+        (lambda: _api.rerun(_RUN, audit=1, seed=5), "command.argument", "seed"),
+        (lambda: _api.rerun(_RUN, trust="false"), "command.argument", "trust"),
+        (lambda: _api.rerun(_RUN, key=5), "command.argument", "key"),
+        (lambda: _api.rerun(_RUN, wheels=5), "command.argument", "wheels"),
+        (lambda: _api.run(None), "command.argument", "run_id"),
+        (lambda: _api.run(uri=5), "command.argument", "uri"),
+        (lambda: _api.runs(None), "command.argument-list", "where"),
+        (lambda: _api.runs(columns="run"), "command.argument-list", "columns"),
+        (lambda: _api.runs(columns=[None]), "command.argument-list", "columns"),
+        (lambda: _api.compare(None, _RUN), "command.argument", "a run"),
+        (lambda: _api.compare(_RUN, 5), "command.argument", "a run"),
+        (lambda: _api.look(5), "command.argument", "run_id"),
+        (lambda: _api.look(_RUN, first=-1), "command.argument-value", "first"),
+        (lambda: _api.look(_RUN, count=0), "command.argument-value", "count"),
+        (lambda: _api.staleness(None), "command.argument", "run_id"),
+        (lambda: _api.load_ensemble(None), "command.argument", "folder"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_or_value_is_named(call: Callable[[], Any], code: str, named: str) -> None:
+    with refused(code, named):
+        call()
+
+
 def test_a_script_in_a_folder_below_finds_modules_of_the_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

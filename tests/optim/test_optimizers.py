@@ -90,6 +90,7 @@ def test_frozen_parameters_are_left_out() -> None:
             ("optimizer.lr: expected a number, got the text '0.1'; leave the quotation marks out",),
         ),
         ("adam", {"lr": "fast"}, ("optimizer.lr: expected a number, got the text 'fast'",)),
+        ("sgd", {"lr": float("nan")}, ("optimizer.lr", "expected a number, got nan")),
         ("adam", {"betas": "x"}, ("optimizer.betas: expected numbers, such as [0.9, 0.999], got the text 'x'",)),
         ("adam", {"betas": [2.0, 0.9]}, ("adam", "beta")),
         ("sgd", {"nesterov": True}, ("sgd", "Nesterov")),

@@ -50,8 +50,8 @@ def read_space(leaves: Mapping[tuple[str, ...], Given]) -> tuple[Space, dict[str
             problems.append(
                 coded(
                     "sweep.range",
-                    f"{given.where}: space.{'.'.join(path)}: expected a range such as {{low: 0.001, high: 0.1, log: true}}, or "
-                    f"{{choices: [...]}}{hint}",
+                    f"{given.where}: {'.'.join(('space', *path))}: expected a range such as "
+                    f"{{low: 0.001, high: 0.1, log: true}}, or {{choices: [...]}}{hint}",
                 )
             )
             continue
