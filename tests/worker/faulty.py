@@ -28,6 +28,29 @@ class Numbered(Small):
         return inputs
 
 
+class Optimizing(Numbered):
+    """Trains with its own `Optimizer`."""
+
+    Optimizer: ClassVar[type[torch.optim.SGD]]
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return self.Optimizer(model.parameters(), lr=0.1)
+
+
+class Networked(Numbered):
+    """Trains its own `Network`."""
+
+    Network: ClassVar[type[nn.Module]]
+
+    def model(self) -> nn.Module:
+        return self.Network()
+
+
+class Linear(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+
+
 def _has_victim(batch: Batch) -> bool:
     return bool((batch[0][:, 0] == VICTIM).any())
 
@@ -122,15 +145,11 @@ class OptimizerOfAnotherKind(Numbered):
         return torch.optim.LBFGS(model.parameters())
 
 
-class Insists(torch.optim.SGD):
-    def step(self, closure: Any) -> None:  # type: ignore[override]
-        closure()
-        super().step()
-
-
-class OptimizerWithClosure(Numbered):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Insists(model.parameters(), lr=0.1)
+class OptimizerWithClosure(Optimizing):
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any) -> None:  # type: ignore[override]
+            closure()
+            super().step()
 
 
 class NoOptimizer(Numbered):
@@ -622,72 +641,56 @@ class DrawsForItself(Numbered):
 # --- while a step is applied or evaluated
 
 
-class RaisesInStep(Numbered):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Raising(model.parameters(), lr=0.1)
+class RaisesInStep(Optimizing):
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+            raise UserError("no step")
 
 
-class Raising(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
-        raise UserError("no step")
-
-
-class OverwritesGradients(Numbered):
+class OverwritesGradients(Optimizing):
     """Gradient centralisation, in place: what peers may be reading."""
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Centralising(model.parameters(), lr=0.1)
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.sub_(parameter.grad.mean())
+            return super().step(closure)
 
 
-class Centralising(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.sub_(parameter.grad.mean())
-        return super().step(closure)
-
-
-class CountsInOptimizer(Numbered):
+class CountsInOptimizer(Optimizing):
     """A decay of the optimizer's own, by a count that nobody saves."""
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Decaying(model.parameters(), lr=0.1)
+    class Optimizer(torch.optim.SGD):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.decay: dict[str, int] = {"steps": 0}
+
+        def step(self, closure: Any = None) -> Any:
+            self.decay["steps"] += 1
+            for group in self.param_groups:
+                group["lr"] /= self.decay["steps"]
+            return super().step(closure)
 
 
-class Decaying(torch.optim.SGD):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.decay: dict[str, int] = {"steps": 0}
-
-    def step(self, closure: Any = None) -> Any:
-        self.decay["steps"] += 1
-        for group in self.param_groups:
-            group["lr"] /= self.decay["steps"]
-        return super().step(closure)
-
-
-class AveragesInOptimizer(Numbered):
+class AveragesInOptimizer(Optimizing):
     """Slow weights beside the fast ones, brought up to date in place every second step."""
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Averaging(model.parameters(), lr=0.1)
+    class Optimizer(torch.optim.SGD):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.fast = [parameter for group in self.param_groups for parameter in group["params"]]
+            self.slow = [parameter.detach().clone() for parameter in self.fast]
+            self.param_groups[0]["steps"] = 0
 
-
-class Averaging(torch.optim.SGD):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fast = [parameter for group in self.param_groups for parameter in group["params"]]
-        self.slow = [parameter.detach().clone() for parameter in self.fast]
-        self.param_groups[0]["steps"] = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        super().step(closure)
-        group = self.param_groups[0]
-        group["steps"] += 1
-        if group["steps"] % 2 == 0:
-            for slow, fast in zip(self.slow, self.fast, strict=True):
-                fast.copy_(slow.lerp_(fast, 0.5))
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            group = self.param_groups[0]
+            group["steps"] += 1
+            if group["steps"] % 2 == 0:
+                for slow, fast in zip(self.slow, self.fast, strict=True):
+                    fast.copy_(slow.lerp_(fast, 0.5))
 
 
 class AveragesBeside(Numbered):
@@ -755,30 +758,22 @@ class KeepsAFactorOfTheStep(Numbered):
         return loss * self.factor
 
 
-class KeepsAStateForAll(Numbered):
+class KeepsAStateForAll(Optimizing):
     """Under a key that is no parameter."""
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return CountingForAll(model.parameters(), lr=0.1)
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            self.state["all"]["steps"] = 1  # type: ignore[index]
+            return super().step(closure)
 
 
-class CountingForAll(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        self.state["all"]["steps"] = 1  # type: ignore[index]
-        return super().step(closure)
-
-
-class ScalesGradientsThroughData(Numbered):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return ScalingThroughData(model.parameters(), lr=0.1)
-
-
-class ScalingThroughData(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.data.add_(parameter.data, alpha=0.1)
-        return super().step(closure)
+class ScalesGradientsThroughData(Optimizing):
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.data.add_(parameter.data, alpha=0.1)
+            return super().step(closure)
 
 
 class BuildsASchedule(Numbered):
@@ -849,20 +844,12 @@ class RateOfSeveralNumbers(Numbered):
         return Sign(model.parameters(), {"lr": torch.ones(2)})
 
 
-class Network(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(FEATURES, CLASSES)
-
-
-class TrainsItself(Numbered):
+class TrainsItself(Networked):
     """The model of a script, with its loop as a method."""
 
-    class Network(Network):
+    class Network(Linear):
         def train(self, loader: Any, optimizer: Any) -> Any:  # type: ignore[override]
             raise AssertionError(loader, optimizer)
-
-    def model(self) -> nn.Module:
-        return self.Network()
 
 
 class LayerTrainsItself(TrainsItself):
@@ -872,67 +859,49 @@ class LayerTrainsItself(TrainsItself):
 
 class HoldsItsTrainingData(Numbered):
     def model(self) -> nn.Module:
-        model = Network()
+        model = Linear()
         model.train = [1, 2]  # type: ignore[assignment]
         return model
 
 
-class EvaluatesItself(Numbered):
-    class Network(Network):
+class EvaluatesItself(Networked):
+    class Network(Linear):
         def eval(self, loader: Any) -> Any:  # type: ignore[override]
             raise AssertionError(loader)
 
-    def model(self) -> nn.Module:
-        return self.Network()
 
-
-class RaisesInTrain(Numbered):
-    class Network(Network):
+class RaisesInTrain(Networked):
+    class Network(Linear):
         def train(self, mode: bool = True) -> Any:
             if mode:
                 raise UserError("no mode")
             return super().train(mode)
 
-    def model(self) -> nn.Module:
-        return self.Network()
 
-
-class RaisesInEval(Numbered):
-    class Network(Network):
+class RaisesInEval(Networked):
+    class Network(Linear):
         def train(self, mode: bool = True) -> Any:
             if not mode:
                 raise UserError("no mode")
             return super().train(mode)
 
-    def model(self) -> nn.Module:
-        return self.Network()
 
-
-class WithoutSuper(Numbered):
+class WithoutSuper(Networked):
     class Network(nn.Module):
         def __init__(self) -> None:
             self.width = FEATURES
 
-    def model(self) -> nn.Module:
-        return self.Network()
 
-
-class NamesNoParameters(Numbered):
-    class Network(Network):
+class NamesNoParameters(Networked):
+    class Network(Linear):
         def named_parameters(self, *_: Any, **__: Any) -> Any:
             raise UserError("no names")
 
-    def model(self) -> nn.Module:
-        return self.Network()
 
-
-class RaisesInExtraState(Numbered):
-    class Network(Network):
+class RaisesInExtraState(Networked):
+    class Network(Linear):
         def get_extra_state(self) -> Any:
             raise UserError("no state")
-
-    def model(self) -> nn.Module:
-        return self.Network()
 
 
 class Odd:
@@ -988,15 +957,11 @@ class CountsItsRates(Numbered):
         return 1 / self._asked
 
 
-class WantsAClosure(Numbered):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Sharp(model.parameters(), lr=0.1)
-
-
-class Sharp(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        assert closure is not None, "wants a closure"
-        return super().step(closure)
+class WantsAClosure(Optimizing):
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            assert closure is not None, "wants a closure"
+            return super().step(closure)
 
 
 class SeveralOptimizers(Numbered):
@@ -1009,15 +974,11 @@ class NoRate(Numbered):
         return Sign(model.parameters(), {"lr": None})
 
 
-class AddsOption(Numbered):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Adding(model.parameters(), lr=0.1)
-
-
-class Adding(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
-        return super().step(closure)
+class AddsOption(Optimizing):
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+            return super().step(closure)
 
 
 class NesterovForeach(Numbered):
@@ -1179,23 +1140,19 @@ class EvaluationChangesBuffer(ChangesFixedBuffer):
         return super().metrics(model, batch)
 
 
-class RaisesInOneStep(Numbered):
+class RaisesInOneStep(Optimizing):
     """Only the first optimizer of a run that comes to step 1 fails: what no vote can tell the others."""
 
     steps: ClassVar[Iterator[int]] = itertools.count()
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return RaisingOnce(model.parameters(), lr=0.1)
+    class Optimizer(torch.optim.SGD):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.param_groups[0]["steps"] = 0
 
-
-class RaisingOnce(torch.optim.SGD):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.param_groups[0]["steps"] = 0
-
-    def step(self, closure: Any = None) -> Any:
-        group = self.param_groups[0]
-        group["steps"] += 1
-        if group["steps"] == 2 and next(RaisesInOneStep.steps) == 0:
-            raise UserError("no step here")
-        return super().step(closure)
+        def step(self, closure: Any = None) -> Any:
+            group = self.param_groups[0]
+            group["steps"] += 1
+            if group["steps"] == 2 and next(RaisesInOneStep.steps) == 0:
+                raise UserError("no step here")
+            return super().step(closure)
