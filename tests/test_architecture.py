@@ -85,7 +85,9 @@ ROOMS = {
     "comm": ["collectives", "transports", "synchronization", "pipeline_schedules", "topologies"],
     "common": [
         "registry",
+        "checked_values",
         "values",
+        "figures",
         "import_string",
         "file_cache",
         "once",
@@ -127,7 +129,7 @@ STANDARD_LIBRARY_ONLY = [
     *("common.child", "common.descriptors", "common.import_string", "common.injection", "common.processes"),
 ]
 PYDANTIC_TOO = [
-    *("common.values", "common.registry"),
+    *("common.values", "common.checked_values", "common.registry"),
     *("comm.topologies", "comm.pipeline_schedules", "comm.synchronization"),
 ]
 

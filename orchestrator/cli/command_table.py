@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.cli.arguments import Arguments, listed
 from orchestrator.cli.command_result import CommandResult
 from orchestrator.cluster.sessions.environment import prepare_environment
-from orchestrator.common.values import show
+from orchestrator.common.checked_values import show
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import UsageError
 from orchestrator.numerics import determinism

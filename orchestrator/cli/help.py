@@ -8,8 +8,8 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult
 from orchestrator.cli.command_table import COMMANDS
 from orchestrator.cli.usage import commands, of, usage
+from orchestrator.common.checked_values import plain, show
 from orchestrator.common.registry import Option
-from orchestrator.common.values import plain, show
 from orchestrator.config.settings import described, names
 
 _OPTIMIZERS = ("optimizer", "optimizer.name")

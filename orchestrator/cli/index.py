@@ -9,8 +9,8 @@ from typing import Any
 
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, reported
+from orchestrator.common.figures import megabytes
 from orchestrator.common.registry import is_reference
-from orchestrator.common.values import megabytes
 from orchestrator.data.files.index import Kept, index
 from orchestrator.data.files.manifest import NAME, Manifest
 from orchestrator.data.files.readers import UNSAFE

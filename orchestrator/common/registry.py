@@ -29,8 +29,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
+from orchestrator.common.checked_values import Given, MismatchError, is_known, read
 from orchestrator.common.import_string import find, raised
-from orchestrator.common.values import Given, MismatchError, is_known, read
 from orchestrator.errors import ConfigurationError, code_of, coded
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])

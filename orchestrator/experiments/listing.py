@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common.values import aligned
+from orchestrator.common.figures import aligned
 from orchestrator.driver.folders import NAME, RunFolder, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.terminal import console

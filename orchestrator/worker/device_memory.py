@@ -16,8 +16,8 @@ import torch
 from orchestrator.comm.transports.base import Regions
 from orchestrator.comm.transports.device_memory import DeviceMemoryFull, DeviceRegions
 from orchestrator.common import gpu_memory
+from orchestrator.common.figures import sized
 from orchestrator.common.gpu_memory import MemoryUse
-from orchestrator.common.values import sized
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OutOfDeviceMemory
 from orchestrator.numerics import cuda

@@ -16,7 +16,7 @@ from orchestrator.comm.collectives import partial_places
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.comm.topologies.schedule import Schedule
 from orchestrator.comm.transports.available_memory import available_bytes
-from orchestrator.common.values import megabytes, sized
+from orchestrator.common.figures import megabytes, sized
 from orchestrator.config.plan import Plan
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout, most_waiting

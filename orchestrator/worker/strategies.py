@@ -16,7 +16,7 @@ import torch
 from orchestrator.comm.collectives import Exchange, Memory
 from orchestrator.comm.topologies.routes import Routes
 from orchestrator.comm.transports.base import Transport
-from orchestrator.common.values import megabytes
+from orchestrator.common.figures import megabytes
 from orchestrator.config.plan import Plan
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as tried
 from hypothesis import strategies as st
 
-from orchestrator.common.values import Given, MismatchError, is_text, read, unwrap, without_none
+from orchestrator.common.checked_values import Given, MismatchError, is_text, read, unwrap, without_none
 from orchestrator.config.settings import Settings, from_yaml, identifying, kept, load, shown, to_dict, to_yaml
 from orchestrator.config.settings.schema import KEYS, Key
 from orchestrator.config.settings.sections import KeyPath

@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.comm.collectives import Memory, partial_places
 from orchestrator.comm.topologies import build_schedule
-from orchestrator.common.values import sized
+from orchestrator.common.figures import sized
 from orchestrator.config.resolve import resolve
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout

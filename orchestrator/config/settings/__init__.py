@@ -9,7 +9,7 @@ To add a setting, add one field to its section in `sections.py`: annotation, def
 from that line. A rule between keys is one entry of `RULES` in a file of `rules/`.
 
 A setting that is not built yet has no field, so that giving it is an error. OmegaConf supplies the YAML dialect and the
-interpolations. Types are pydantic's (`orchestrator/common/values.py`): OmegaConf damages text that looks like a number
+interpolations. Types are pydantic's (`orchestrator/common/checked_values.py`): OmegaConf damages text that looks like a number
 (`run.name=1e3`), stops at the first error, and names its own internals in messages.
 
     sections.py   the fields

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.values import MismatchError, is_text, read
+from orchestrator.common.checked_values import MismatchError, is_text, read
 from orchestrator.config.settings import sources
 from orchestrator.config.settings.loading import from_sources
 from orchestrator.config.settings.schema import BY_PATH, Settings, kind_at, locate

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.checked_values import Given, MismatchError, must, plain, read, show
 from orchestrator.common.registry import is_reference
-from orchestrator.common.values import Given, MismatchError, must, plain, read, show
 from orchestrator.config.settings import sources
 from orchestrator.config.settings.rules import IDLE, RULES
 from orchestrator.config.settings.rules.rule import Idle, Rule, two_lengths

@@ -25,8 +25,9 @@ from typing import Annotated, Any, Literal
 from orchestrator.comm.pipeline_schedules import PIPELINING
 from orchestrator.comm.synchronization import SYNCHRONY
 from orchestrator.comm.topologies import TOPOLOGIES
+from orchestrator.common.checked_values import Given, MismatchError, plain, read, show, unwrap
 from orchestrator.common.registry import Table, Variant, is_reference
-from orchestrator.common.values import Given, MismatchError, Notation, Sites, Steps, Workers, plain, read, show, unwrap
+from orchestrator.common.values import Notation, Sites, Steps, Workers
 from orchestrator.config.settings.rules import RULES
 from orchestrator.config.settings.rules.rule import Rule
 from orchestrator.config.settings.sections import (

@@ -15,23 +15,18 @@ from functools import partial
 from typing import Any, Literal
 
 from orchestrator.adapters.source import Source
-from orchestrator.common.registry import Variant, is_reference
-from orchestrator.common.values import (
+from orchestrator.common.checked_values import (
     A_LINE,
     NONE_EMPTY,
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
-    Every,
     Must,
-    Sites,
-    Steps,
-    Workers,
-    are_labels,
-    are_speeds,
     at_least,
     matching,
 )
+from orchestrator.common.registry import Variant, is_reference
+from orchestrator.common.values import Every, Sites, Steps, Workers, are_labels, are_speeds
 from orchestrator.data.sampling.mixtures import LONGEST, are_weights
 from orchestrator.records.loggers import LOGGERS
 

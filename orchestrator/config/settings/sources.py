@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from orchestrator.common.values import Given, is_text, show
+from orchestrator.common.checked_values import Given, is_text, show
 from orchestrator.config.settings import schema, training_arguments
 from orchestrator.config.settings.sections import KeyPath
 from orchestrator.errors import code_of, coded

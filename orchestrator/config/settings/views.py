@@ -15,8 +15,9 @@ from typing import Any
 
 import yaml
 
+from orchestrator.common.checked_values import must, plain, show, unwrap, without_none
 from orchestrator.common.registry import Option
-from orchestrator.common.values import Every, Sites, Span, Steps, Workers, must, plain, show, unwrap, without_none
+from orchestrator.common.values import Every, Sites, Span, Steps, Workers
 from orchestrator.config.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.config.settings.sources import Loader
 from orchestrator.errors import UsageError

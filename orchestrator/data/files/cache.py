@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common import locks
-from orchestrator.common.values import megabytes
+from orchestrator.common.figures import megabytes
 from orchestrator.data.files import waiting
 from orchestrator.data.files.manifest import File, is_md5
 from orchestrator.data.files.places import Place

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from orchestrator.common.figures import megabytes
 from orchestrator.common.registry import is_reference
-from orchestrator.common.values import megabytes
 from orchestrator.data.files import manifest, waiting
 from orchestrator.data.files.cache import WANTED, WISHED, Cache, NoRoom, current, patience_s
 from orchestrator.data.files.manifest import File, Manifest

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.comm.topologies import asks_for_nodes, build_schedule
-from orchestrator.common.values import Steps, sized
+from orchestrator.common.figures import sized
+from orchestrator.common.values import Steps
 from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final
 
-from orchestrator.common.values import sized
+from orchestrator.common.figures import sized
 from orchestrator.config.plan import Plan
 from orchestrator.controller.shard_assignment import assign_stages
 from orchestrator.driver.preflight import crowded_cards, visible_cards

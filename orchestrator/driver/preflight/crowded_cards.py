@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from orchestrator.common.figures import sized
 from orchestrator.common.gpu_memory import PROCESS_BYTES
-from orchestrator.common.values import sized
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.environment.cards import Card
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 
 from orchestrator.comm.transports.available_memory import available_bytes
-from orchestrator.common.values import sized
+from orchestrator.common.figures import sized
 from orchestrator.config.plan import Plan
 
 _EACH = 2  # processes for a processor that are not worth a word

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.values import megabytes
+from orchestrator.common.figures import megabytes
 from orchestrator.data.drift import Drift
 from orchestrator.driver.folders import NAME
 from orchestrator.driver.report.page import (

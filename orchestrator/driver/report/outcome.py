@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.comm.topologies.schedule import Schedule
-from orchestrator.common.values import megabytes
+from orchestrator.common.figures import megabytes
 from orchestrator.driver.terminal.progress import duration
 from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
 from orchestrator.numerics import flops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from orchestrator.common.values import sized
+from orchestrator.common.figures import sized
 from orchestrator.driver.report import chaos_report, few
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import three_digits

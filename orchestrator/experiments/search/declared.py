@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.common.values import Given, MismatchError, read, show
+from orchestrator.common.checked_values import Given, MismatchError, read, show
 from orchestrator.config.settings.schema import locate, shorthand
 from orchestrator.errors import coded
 from orchestrator.experiments.search.space import Choice, Dimension, Range, Space

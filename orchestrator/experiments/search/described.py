@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.common.values import Given
+from orchestrator.common.checked_values import Given
 from orchestrator.config.settings import (
     Settings,
     as_yaml,

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from orchestrator.common.values import A_LINE, Given
+from orchestrator.common.checked_values import A_LINE, Given
 from orchestrator.config.settings import Settings
 from orchestrator.errors import ConfigurationError, code_of, coded
 from orchestrator.experiments.search.asking import Ask, Search

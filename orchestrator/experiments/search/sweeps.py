@@ -24,8 +24,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from orchestrator.common.checked_values import A_LINE, Given, show
 from orchestrator.common.registry import is_reference
-from orchestrator.common.values import A_LINE, Given, show
 from orchestrator.config.settings import Settings, from_sources, sources
 from orchestrator.config.settings.loading import Conf
 from orchestrator.config.settings.schema import KEYS, shorthand

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.common.values import aligned
+from orchestrator.common.figures import aligned
 from orchestrator.experiments.simulation.calibration import Layout, Model, predicted
 from orchestrator.experiments.simulation.conditions import Conditions
 

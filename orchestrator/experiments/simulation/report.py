@@ -14,7 +14,7 @@ import numpy as np
 from orchestrator.comm.synchronization import Mode, build_mode
 from orchestrator.comm.topologies import TOPOLOGIES, Schedule, build_schedule
 from orchestrator.comm.topologies.routes import Routes
-from orchestrator.common.values import aligned
+from orchestrator.common.figures import aligned
 from orchestrator.config.plan import Members, Timeouts
 from orchestrator.controller.shard_assignment import assign_shards
 from orchestrator.controller.state import Requirements

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from orchestrator.common.figures import megabytes, sized
 from orchestrator.common.gpu_memory import PROCESS_BYTES
-from orchestrator.common.values import megabytes, sized
 from orchestrator.errors import ConfigurationError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from textwrap import indent
 from typing import Any
 
-from orchestrator.common.values import aligned
+from orchestrator.common.figures import aligned
 from orchestrator.errors import OrchestratorError, Status, ending, status_of
 from orchestrator.experiments.search.asking import best
 from orchestrator.experiments.search.described import Sweep

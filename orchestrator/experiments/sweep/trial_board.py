@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from orchestrator.common.values import aligned
+from orchestrator.common.figures import aligned
 from orchestrator.driver.terminal.console import people
 from orchestrator.experiments.search.outlook import TrialRung
 

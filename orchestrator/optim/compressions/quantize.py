@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
-from orchestrator.common.values import Must
+from orchestrator.common.checked_values import Must
 from orchestrator.optim.compressions.codec import Agreement, Held, Levels, Model, Phase, Result, Rows
 
 if TYPE_CHECKING:

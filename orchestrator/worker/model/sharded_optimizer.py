@@ -35,7 +35,7 @@ import torch
 from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.shared_memory import Mapping as Mapped
 from orchestrator.common import locks
-from orchestrator.common.values import megabytes
+from orchestrator.common.figures import megabytes
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import foreach
 from orchestrator.numerics.layout import Slot

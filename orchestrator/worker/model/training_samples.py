@@ -15,7 +15,8 @@ import torch
 
 from orchestrator.checkpoint.stream_log import Logged
 from orchestrator.comm.transports.available_memory import available_bytes
-from orchestrator.common.values import Span, megabytes
+from orchestrator.common.figures import megabytes
+from orchestrator.common.values import Span
 from orchestrator.config.plan import Data
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Division, divide
