@@ -154,6 +154,18 @@ class Run:
         return [float.fromhex(line["loss"]) for line in self.trace]
 
 
+def assert_same_run(run: Run, reference: Run) -> None:
+    """To the last bit; NaN is equal to itself."""
+    assert run.trace == reference.trace
+    assert run.rests == reference.rests
+    assert run.digest == reference.digest
+    assert [_hex(metrics) for metrics in run.metrics] == [_hex(metrics) for metrics in reference.metrics]
+
+
+def _hex(metrics: dict[str, float]) -> dict[str, str]:
+    return {name: value.hex() for name, value in metrics.items()}
+
+
 def settings_for(
     pipeline: type[Pipeline],
     layout: Layout = ONE,

@@ -32,7 +32,7 @@ from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
 from orchestrator.worker.asynchronous.traffic import Traffic
 from tests.products import thinned
 from tests.worker import pipelines as p
-from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, members_end, train
+from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, assert_same_run, members_end, train
 from tests.worker.test_one_result import Case
 
 pytestmark = pytest.mark.threads
@@ -72,19 +72,12 @@ def sprints_of(run: Run) -> list[AsyncPhase]:
     return found
 
 
-def assert_same(one: Run, other: Run) -> None:
-    assert one.trace == other.trace
-    assert one.rests == other.rests
-    assert str(one.metrics) == str(other.metrics)
-    assert one.digest == other.digest
-
-
 def live_and_replayed(
     pipeline: type[Pipeline], layout: Layout, others: Sequence[Layout], mode: dict[str, Any], **settings: Any
 ) -> Run:
     run = train(pipeline, layout, sync=mode, **settings)
     for other in others:
-        assert_same(train(pipeline, other, replay=run.rests, sync=mode, **settings), run)
+        assert_same_run(train(pipeline, other, replay=run.rests, sync=mode, **settings), run)
     return run
 
 
@@ -111,7 +104,7 @@ def gossip(graph: str, layout: Layout) -> Run:
 @pytest.mark.parametrize("graph", thinned(["exponential", "ring", "complete"], 3))
 def test_gossip_is_the_same_on_every_layout(graph: str, layout: Layout) -> None:
     """Though a model travels only to workers that host a neighbour, and those are others on each."""
-    assert_same(gossip(graph, layout), gossip(graph, Layout(1)))
+    assert_same_run(gossip(graph, layout), gossip(graph, Layout(1)))
 
 
 @pytest.mark.long

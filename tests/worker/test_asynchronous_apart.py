@@ -24,8 +24,8 @@ from tests.worker import faulty as f
 from tests.worker import pipelines as p
 from tests.worker.apart import compute_apart, sum_apart
 from tests.worker.elastic import Elastic, Fault, Told, elastic_settings
-from tests.worker.runs import Layout, members_end, train
-from tests.worker.test_asynchronous import CASES, MODES, RICH, assert_same
+from tests.worker.runs import Layout, assert_same_run, members_end, train
+from tests.worker.test_asynchronous import CASES, MODES, RICH
 from tests.worker.test_on_device import on_device, trained
 
 pytestmark = pytest.mark.slow
@@ -44,8 +44,8 @@ def assert_alike(monkeypatch: pytest.MonkeyPatch, pipeline: Any, layout: Layout,
         stage(states, shard, row)
 
     monkeypatch.setattr(ShardStates, "stage", staged)
-    assert_same(train(pipeline, **settings), one)
-    assert_same(train(pipeline, layout, replay=one.rests, **settings), one)
+    assert_same_run(train(pipeline, **settings), one)
+    assert_same_run(train(pipeline, layout, replay=one.rests, **settings), one)
 
 
 # The first two of these modes compute something of their own, a mean of neighbours and a threshold.
@@ -66,9 +66,9 @@ def test_nor_where_replicas_stay_there(number: int) -> None:
     one = train(p.Batchnorm, **settings)
     with pytest.MonkeyPatch.context() as patched:
         sum_apart(patched)
-        assert_same(trained(p.Batchnorm, Layout(2), replay=one.rests, **settings), one)
+        assert_same_run(trained(p.Batchnorm, Layout(2), replay=one.rests, **settings), one)
         two = trained(p.Batchnorm, Layout(2, "ring"), **settings)
-    assert_same(train(p.Batchnorm, replay=two.rests, **settings), two)
+    assert_same_run(train(p.Batchnorm, replay=two.rests, **settings), two)
 
 
 def test_servers_add_updates_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_servers_add_updates_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patched:
         patched.setattr(device, "opened", lambda *_: opened())
         run = trained(p.Batchnorm, Layout(2, "parameter_server", servers=1), **settings)
-    assert_same(train(p.Batchnorm, replay=run.rests, **settings), run)
+    assert_same_run(train(p.Batchnorm, replay=run.rests, **settings), run)
 
 
 def opened() -> device.Device:

@@ -18,7 +18,7 @@ from tests.worker import pipelines as p
 from tests.worker.apart import encode_apart
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, drawn, elastic_settings
 from tests.worker.retracing import Retracer
-from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, rotating, train
+from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, assert_same_run, rotating, train
 from tests.worker.test_one_result import ADAM
 
 pytestmark = pytest.mark.threads
@@ -70,19 +70,19 @@ def _try(method: dict[str, Any], number: int) -> None:
     pipeline, settings = CASES[number]
     reference = train(pipeline, compression=method, **settings)
     for layout in rotating(2, number + METHODS.index(method)):
-        _assert_same(train(pipeline, layout, compression=method, **settings), reference)
+        assert_same_run(train(pipeline, layout, compression=method, **settings), reference)
 
 
 @pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 17), ids=str)
 def test_one_model_on_all_layouts(layout: Layout) -> None:
-    _assert_same(train(p.Batchnorm, layout, steps=3, compression=QUANTIZE), _batchnorm())
+    assert_same_run(train(p.Batchnorm, layout, steps=3, compression=QUANTIZE), _batchnorm())
 
 
 @pytest.mark.parametrize("method", thinned(METHODS, 10, 3), ids=str)
 def test_computing_beside_host_memory_changes_no_bit(method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     direct = train(p.Batchnorm, compression=method)
     monkeypatch.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
-    _assert_same(train(p.Batchnorm, Layout(2), compression=method), direct)
+    assert_same_run(train(p.Batchnorm, Layout(2), compression=method), direct)
 
 
 @pytest.mark.parametrize("method", thinned(METHODS, 10, 9), ids=str)
@@ -92,7 +92,7 @@ def test_encoding_on_a_device_changes_no_bit(
 ) -> None:
     direct = train(pipeline, compression=method)
     encode_apart(monkeypatch)
-    _assert_same(train(pipeline, Layout(2, "tree"), compression=method), direct)
+    assert_same_run(train(pipeline, Layout(2, "tree"), compression=method), direct)
 
 
 class WithoutGradient(p.Mlp):
@@ -111,7 +111,7 @@ def test_a_shard_without_any_gradient_has_its_place_on_a_device(
 ) -> None:
     direct = train(WithoutGradient, compression=method)
     encode_apart(monkeypatch)
-    _assert_same(train(WithoutGradient, compression=method), direct)
+    assert_same_run(train(WithoutGradient, compression=method), direct)
 
 
 @pytest.mark.parametrize("method", thinned(METHODS, 10, 2), ids=str)
@@ -123,7 +123,7 @@ def test_contributions_of_recordings_are_held_though_the_next_takes_their_memory
     recorded = train(p.Batchnorm, compression=method, steps=6)
     assert retracer.replays > 6
     monkeypatch.undo()
-    _assert_same(recorded, train(p.Batchnorm, compression=method, steps=6))
+    assert_same_run(recorded, train(p.Batchnorm, compression=method, steps=6))
 
 
 @pytest.mark.parametrize("every", thinned([5, 1], 2))
@@ -146,11 +146,6 @@ def test_statistics_and_counters_stay_exact() -> None:
 @functools.cache
 def _batchnorm() -> Run:
     return train(p.Batchnorm, steps=3, compression=QUANTIZE)
-
-
-def _assert_same(run: Run, reference: Run) -> None:
-    assert run.trace == reference.trace
-    assert run.digest == reference.digest
 
 
 # ---- what shards keep is lost with nobody but its host

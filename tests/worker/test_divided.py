@@ -15,7 +15,7 @@ from orchestrator.pipeline import Pipeline
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.elastic import Elastic, Fault, Saved, elastic_settings, survive
-from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, members_end, rotating, settings_for, train
+from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, assert_same_run, members_end, rotating, settings_for, train
 
 pytestmark = pytest.mark.threads
 
@@ -83,7 +83,7 @@ def _alone(number: int) -> Run:
 @pytest.mark.parametrize("nth", thinned(range(2), 2, 1))
 @pytest.mark.parametrize("number", thinned(range(len(CASES)), 14, 2), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
-    _assert_same(train(Labelled, rotating(2, number)[nth], **CASES[number]), _alone(number))
+    assert_same_run(train(Labelled, rotating(2, number)[nth], **CASES[number]), _alone(number))
 
 
 @pytest.mark.long
@@ -91,17 +91,12 @@ def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
 @pytest.mark.parametrize("layout", [*LAYOUTS, *LONELY], ids=str)
 def test_a_divided_run_on_all_layouts(layout: Layout) -> None:
     settings = {"partition": DIRICHLET, "batch_size": GROWING, "optimizer": {"name": "lars"}}
-    _assert_same(train(LabelledBatchnorm, layout, **settings), _divided())
+    assert_same_run(train(LabelledBatchnorm, layout, **settings), _divided())
 
 
 @functools.cache
 def _divided() -> Run:
     return train(LabelledBatchnorm, partition=DIRICHLET, batch_size=GROWING, optimizer={"name": "lars"})
-
-
-def _assert_same(run: Run, reference: Run) -> None:
-    assert run.trace == reference.trace
-    assert run.digest == reference.digest
 
 
 @pytest.mark.parametrize("every", thinned([7, 1], 2))
@@ -121,7 +116,7 @@ def test_another_seed_is_another_partition() -> None:
 def test_loaders_draw_the_same() -> None:
     bagged = {"subset": {"name": "bagging", "member": 1, "shared_seed": 9}}
     for case in ({"partition": DIRICHLET}, {"sampling": {"name": "weighted"}}, bagged):
-        _assert_same(train(Labelled, Layout(2), loaders=1, **case), train(Labelled, **case))
+        assert_same_run(train(Labelled, Layout(2), loaders=1, **case), train(Labelled, **case))
 
 
 RICH: dict[str, Any] = {

@@ -20,7 +20,7 @@ from orchestrator.data.files import cache
 from orchestrator.data.files.index import index
 from tests.products import thinned
 from tests.refusals import refused
-from tests.worker.runs import Layout, Run, rotating, train
+from tests.worker.runs import Layout, Run, assert_same_run, rotating, train
 
 pytestmark = pytest.mark.threads
 
@@ -102,15 +102,10 @@ def _reference() -> Run:
     return _run(None)
 
 
-def _same(run: Run, reference: Run) -> None:
-    assert run.trace == reference.trace
-    assert run.digest == reference.digest
-
-
 def test_files_are_the_samples_in_memory(tmp_path: Path) -> None:
     written(tmp_path)
     for layout in (Layout(1), *rotating(1, 5)):
-        _same(_run(tmp_path, layout), _reference())
+        assert_same_run(_run(tmp_path, layout), _reference())
 
 
 def _elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> tuple[str, Path]:
@@ -134,7 +129,7 @@ def test_a_cache_of_one_block_changes_no_bit(
     """Workers share it, and wait for each other while one of them waits for room."""
     limit = blocks * _block(tmp_path)
     place, folder = _elsewhere(tmp_path, monkeypatch, limit)
-    _same(_run(place, Layout(workers)), _reference())
+    assert_same_run(_run(place, Layout(workers)), _reference())
     assert 0 < _kept(folder) <= limit
 
 
@@ -154,11 +149,11 @@ def test_a_cache_without_room_for_a_block_is_refused(tmp_path: Path, monkeypatch
 
 
 def test_what_a_data_set_inherits_from_does_not_count() -> None:
-    _same(_run("addressed"), _reference())
+    assert_same_run(_run("addressed"), _reference())
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_loaders_read_the_same(tmp_path: Path) -> None:
     written(tmp_path)
-    _same(_run(tmp_path, Layout(2), loaders=1), _reference())
+    assert_same_run(_run(tmp_path, Layout(2), loaders=1), _reference())

@@ -22,7 +22,7 @@ from tests.refusals import refused
 from tests.worker import apart
 from tests.worker import pipelines as p
 from tests.worker.elastic import Elastic, Fault, Saved, Told, elastic_settings, survive
-from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, members_end, rotating, settings_for, train
+from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, assert_same_run, members_end, rotating, settings_for, train
 from tests.worker.test_divided import Labelled, LabelledBatchnorm
 
 pytestmark = pytest.mark.threads
@@ -54,11 +54,6 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def _assert_same(run: Run, reference: Run) -> None:
-    assert run.trace == reference.trace
-    assert run.digest == reference.digest
-
-
 @functools.cache
 def _alone(number: int) -> Run:
     return train(LabelledBatchnorm, **CASES[number])
@@ -69,7 +64,7 @@ def _alone(number: int) -> Run:
 def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
     case, layout = CASES[number], rotating(3, number)[nth]
     if layout.workers <= case.get("shards", 5):
-        _assert_same(train(LabelledBatchnorm, layout, **case), _alone(number))
+        assert_same_run(train(LabelledBatchnorm, layout, **case), _alone(number))
 
 
 COMPRESSED: list[dict[str, Any]] = [
@@ -95,7 +90,7 @@ def _compressed(number: int) -> Run:
 def test_compressed_rounds_too(number: int, nth: int) -> None:
     case, layout = COMPRESSED[number], rotating(3, 2 * number + 1)[nth]
     if layout.workers <= case.get("shards", 5):
-        _assert_same(train(LabelledBatchnorm, layout, **case), _compressed(number))
+        assert_same_run(train(LabelledBatchnorm, layout, **case), _compressed(number))
 
 
 @functools.cache
@@ -142,7 +137,7 @@ FEDERATED: dict[str, Any] = {**CASES[5], "shards": 5}
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 25, 17), ids=str)
 def test_federated_rounds_on_all_layouts(layout: Layout) -> None:
-    _assert_same(train(LabelledBatchnorm, layout, **FEDERATED), _federated())
+    assert_same_run(train(LabelledBatchnorm, layout, **FEDERATED), _federated())
 
 
 @functools.cache
@@ -156,7 +151,7 @@ def _federated() -> Run:
 def test_loaders_draw_the_same(number: int) -> None:
     """Two for each worker."""
     case = CASES[number]
-    _assert_same(train(Labelled, Layout(2), loaders=2, **case), train(Labelled, **case))
+    assert_same_run(train(Labelled, Layout(2), loaders=2, **case), train(Labelled, **case))
 
 
 @pytest.mark.long
@@ -165,7 +160,7 @@ def test_computing_beside_host_memory_changes_no_bit(monkeypatch: pytest.MonkeyP
     case = {**CASES[4], "steps": 2}
     expected = train(LabelledBatchnorm, **case)
     apart.compute_apart(monkeypatch)
-    _assert_same(train(LabelledBatchnorm, Layout(2), **case), expected)
+    assert_same_run(train(LabelledBatchnorm, Layout(2), **case), expected)
 
 
 # --- by size
@@ -196,7 +191,7 @@ def test_shards_of_a_round_are_dealt_by_their_local_steps(
     reference = train(LabelledBatchnorm, **case)
     monkeypatch.setattr(LocalSteps, "_trained", told)
     monkeypatch.setattr(LocalSteps, "step_assignment", noted)
-    _assert_same(train(LabelledBatchnorm, Layout(3), **case), reference)
+    assert_same_run(train(LabelledBatchnorm, Layout(3), **case), reference)
     shards = case.get("shards", 5)
     assert {each for each in computed if each[0] > 0} == {(step, s) for step in range(1, steps) for s in range(shards)}
     assert len({first for _, first in dealt}) > 1 or number == 4  # there each round has the same clients
@@ -206,7 +201,7 @@ def test_shards_of_a_round_are_dealt_by_their_local_steps(
 @pytest.mark.long
 def test_loaders_read_for_whoever_computes() -> None:
     case = {**CASES[5], "steps": 5}
-    _assert_same(train(LabelledBatchnorm, Layout(2), loaders=1, **case), train(LabelledBatchnorm, **case))
+    assert_same_run(train(LabelledBatchnorm, Layout(2), loaders=1, **case), train(LabelledBatchnorm, **case))
 
 
 # --- what a round is

@@ -24,9 +24,8 @@ from orchestrator.worker.model.moving_buffers import RULES, BufferRemains
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, elastic_settings, survive
-from tests.worker.runs import ONE, Layout, members_end, settings_for, train
+from tests.worker.runs import ONE, Layout, assert_same_run, members_end, settings_for, train
 from tests.worker.test_elastic import RICH
-from tests.worker.test_one_result import _assert_same
 
 pytestmark = pytest.mark.threads
 
@@ -177,7 +176,7 @@ PRODUCT = [(way, kind) for way in WAYS for kind in MODELS]
 def test_in_every_way_of_a_run(number: int) -> None:
     way, kind = PRODUCT[number]
     settings, layout, more = WAYS[way]
-    _assert_same(train(kind, layout, **settings, **more), train(kind, ONE, **settings))
+    assert_same_run(train(kind, layout, **settings, **more), train(kind, ONE, **settings))
 
 
 @pytest.mark.parametrize("kind", thinned(MODELS, 3), ids=lambda kind: kind.__name__)
@@ -306,5 +305,5 @@ class Tied(p.Codebook):
 
 def test_a_tied_buffer_may_be_named_by_any_of_its_names() -> None:
     alone = train(Tied)
-    _assert_same(train(Tied, Layout(2)), alone)
+    assert_same_run(train(Tied, Layout(2)), alone)
     assert torch.equal(alone.parameters["codes.sums"], train(p.Codebook).parameters["codes.sums"])

@@ -21,7 +21,7 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from tests.products import thinned
 from tests.worker import pipelines as p
-from tests.worker.runs import LAYOUTS, LONELY, ONE, Layout, Run, rotating, train
+from tests.worker.runs import LAYOUTS, LONELY, ONE, Layout, Run, assert_same_run, rotating, train
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,7 @@ def test_every_layout_gives_the_same_run(number: int) -> None:
     _skip_what_torch_lacks(case)
     reference = train(case.pipeline, **case.settings)
     for layout in rotating(1, number):
-        _assert_same(train(case.pipeline, layout, **case.settings), reference)
+        assert_same_run(train(case.pipeline, layout, **case.settings), reference)
 
 
 @pytest.mark.long
@@ -110,7 +110,7 @@ def test_every_case_on_every_layout(case: Case) -> None:
     _skip_what_torch_lacks(case)
     reference = train(case.pipeline, **case.settings)
     for layout in LAYOUTS:
-        _assert_same(train(case.pipeline, layout, **case.settings), reference)
+        assert_same_run(train(case.pipeline, layout, **case.settings), reference)
 
 
 @pytest.mark.parametrize("case", thinned(CASES, len(CASES), 3), ids=str)
@@ -118,27 +118,17 @@ def test_computing_beside_host_memory_changes_no_bit(case: Case, monkeypatch: py
     """As on a GPU; the device is the CPU all the same."""
     direct = train(case.pipeline, **case.settings)
     monkeypatch.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
-    _assert_same(train(case.pipeline, Layout(2), **case.settings), direct)
+    assert_same_run(train(case.pipeline, Layout(2), **case.settings), direct)
 
 
 @pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 12, 5), ids=str)
 def test_one_model_on_all_layouts(layout: Layout, wide: Run) -> None:
-    _assert_same(train(p.Wide, layout, steps=2), wide)
+    assert_same_run(train(p.Wide, layout, steps=2), wide)
 
 
 @pytest.fixture(scope="module")
 def wide() -> Run:
     return train(p.Wide, steps=2)
-
-
-def _assert_same(run: Run, reference: Run) -> None:
-    assert run.trace == reference.trace
-    assert run.digest == reference.digest
-    assert [_hex(metrics) for metrics in run.metrics] == [_hex(metrics) for metrics in reference.metrics]
-
-
-def _hex(metrics: dict[str, float]) -> dict[str, str]:
-    return {name: value.hex() for name, value in metrics.items()}
 
 
 def test_threads_are_those_of_the_settings_whatever_the_pipeline_sets() -> None:
@@ -260,7 +250,7 @@ JUMPS: dict[str, Any] = {"shards": 8, "batch_size": 8, "epochs": 3, "args": {"ro
 )
 def test_a_gradient_that_jumps_gives_the_same_run(layout: Layout) -> None:
     """Workers with one shard keep their gradient for the second attempt, the others compute again."""
-    _assert_same(train(p.Jump, layout, **JUMPS), train(p.Jump, **JUMPS))
+    assert_same_run(train(p.Jump, layout, **JUMPS), train(p.Jump, **JUMPS))
 
 
 def test_a_kept_gradient_is_not_computed_again() -> None:
@@ -295,7 +285,7 @@ FAST: dict[str, Any] = {"reduction": "fast", "shards": 6, "batch_size": 12, "ste
     ids=str,
 )
 def test_fast_is_repeatable_for_one_layout(layout: Layout) -> None:
-    _assert_same(train(p.Wide, layout, **FAST), train(p.Wide, layout, **FAST))
+    assert_same_run(train(p.Wide, layout, **FAST), train(p.Wide, layout, **FAST))
 
 
 def test_fast_differs_between_layouts() -> None:

@@ -42,6 +42,7 @@ from tests.worker.runs import (
     SECRET,
     Layout,
     Run,
+    assert_same_run,
     generation_of,
     members_end,
     rotating,
@@ -76,11 +77,6 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def _assert_same(run: Run, reference: Run) -> None:
-    assert run.trace == reference.trace
-    assert run.digest == reference.digest
-
-
 @functools.cache
 def _alone(number: int) -> Run:
     return train(Labelled, **CASES[number])
@@ -91,7 +87,7 @@ def _alone(number: int) -> Run:
 def test_every_layout_gives_the_same_run(number: int, nth: int) -> None:
     case, layout = CASES[number], rotating(4, number)[nth]
     if layout.workers <= case.get("shards", 5):
-        _assert_same(train(Labelled, layout, masked=nth % 2 == 0, **case), _alone(number))
+        assert_same_run(train(Labelled, layout, masked=nth % 2 == 0, **case), _alone(number))
 
 
 @functools.cache
@@ -101,14 +97,14 @@ def _unmasked() -> Run:
 
 @pytest.mark.parametrize("layout", thinned([each for each in [*LAYOUTS, *LONELY] if each.workers <= 4], 12, 1), ids=str)
 def test_masks_change_no_bit_on_any_layout(layout: Layout) -> None:
-    _assert_same(train(Labelled, layout, masked=True, steps=2, **CASES[4]), _unmasked())
+    assert_same_run(train(Labelled, layout, masked=True, steps=2, **CASES[4]), _unmasked())
 
 
 @pytest.mark.parametrize("number", thinned(range(len(CASES)), 7, 4), ids=lambda number: str(CASES[number]))
 def test_clipping_on_a_device_changes_no_bit(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _alone(number)
     encode_apart(monkeypatch)
-    _assert_same(train(Labelled, Layout(2, "tree"), masked=True, **CASES[number]), expected)
+    assert_same_run(train(Labelled, Layout(2, "tree"), masked=True, **CASES[number]), expected)
 
 
 @pytest.mark.parametrize("every", thinned([5, 1], 2))

@@ -26,7 +26,7 @@ from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import runs
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
-from tests.worker.runs import Layout, Run, members_end, rotating, train
+from tests.worker.runs import Layout, Run, assert_same_run, members_end, rotating, train
 
 pytestmark = pytest.mark.threads
 
@@ -125,11 +125,6 @@ def _run(kind: str, layout: Layout = Layout(1), **more: Any) -> Run:  # noqa: B0
     return train(OfStream, layout, args={"kind": kind}, **given)
 
 
-def _same(run: Run, reference: Run) -> None:
-    assert run.trace == reference.trace
-    assert run.digest == reference.digest
-
-
 @functools.cache
 def _reference(kind: str) -> Run:
     return _run(kind)
@@ -138,7 +133,7 @@ def _reference(kind: str) -> Run:
 @pytest.mark.parametrize("layout", thinned(rotating(5, 1), 5), ids=str)
 @pytest.mark.parametrize("kind", ["Plain", "WithState"])
 def test_a_stream_gives_one_result_in_every_layout(kind: str, layout: Layout) -> None:
-    _same(_run(kind, layout), _reference(kind))
+    assert_same_run(_run(kind, layout), _reference(kind))
 
 
 OTHER_STEPS: dict[str, dict[str, Any]] = {
@@ -153,14 +148,14 @@ OTHER_STEPS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OTHER_STEPS)
 def test_a_stream_goes_with_other_steps(name: str) -> None:
     more = OTHER_STEPS[name]
-    _same(_run("Plain", Layout(3, "tree"), **more), _run("Plain", **more))
+    assert_same_run(_run("Plain", Layout(3, "tree"), **more), _run("Plain", **more))
 
 
 @pytest.mark.long
 def test_free_replicas_count_up_and_a_replay_gives_the_same() -> None:
     more = {"sync": {"name": "asp", "rest_every": 3}, "steps": 7}
     live = _run("Plain", Layout(3), **more)
-    _same(_run("Plain", Layout(2, "tree"), replay=live.rests, **more), live)
+    assert_same_run(_run("Plain", Layout(2, "tree"), replay=live.rests, **more), live)
 
 
 @pytest.mark.long
@@ -337,7 +332,7 @@ def test_what_a_live_stream_gave_is_given_again(tmp_path: Path, monkeypatch: pyt
     live = train(OfQueue, Layout(3), args={"kind": "Queue"}, **GIVEN)
     log = tmp_path / "streams.jsonl"
     assert collect(str(tmp_path), log, 7)
-    _same(_repeated(monkeypatch, log, Layout(2, "tree"), **GIVEN), live)
+    assert_same_run(_repeated(monkeypatch, log, Layout(2, "tree"), **GIVEN), live)
     _logging(monkeypatch, tmp_path / "another")
     again = train(OfQueue, Layout(3), args={"kind": "Queue"}, **GIVEN)
     assert again.digest != live.digest
