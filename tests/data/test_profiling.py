@@ -13,7 +13,7 @@ from orchestrator.config.plan import Compute, Run, Source
 from orchestrator.data.drift import compare
 from orchestrator.data.profile import profile
 from orchestrator.data.profiling import Profiling
-from orchestrator.driver.recording.predecessor import Predecessor
+from orchestrator.driver.recording.comparisons import Predecessor
 from orchestrator.driver.run.drift_watch import DriftWatch
 
 pytestmark = pytest.mark.slow

@@ -27,7 +27,8 @@ def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> Non
     watch: Any = SimpleNamespace(begin=lambda: done.append("begun"), take=lambda: found.pop() if found else None)
     tracker = SimpleNamespace(tick=lambda: None, metrics=lambda *_: None, notes=list, trouble=None)
     files = {"journal": LineFile(tmp_path / "j"), "trace": LineFile(tmp_path / "t")}
-    record: Any = SimpleNamespace(tracker=tracker, logger_feed=SimpleNamespace(troubles=list), **files)
+    told: Any = {"logger_feed": SimpleNamespace(troubles=list), "comparisons": SimpleNamespace()}
+    record: Any = SimpleNamespace(tracker=tracker, **told, **files)
     progress: Any = SimpleNamespace(say=shown.append, step=lambda *_: None)
     sink = EventSink(record, Audience(progress), None, watch)
     assert done == []
@@ -36,7 +37,7 @@ def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> Non
     sink.tick()
     sink.tick()
     assert shown == ["note: since run before of this experiment the data have drifted:\n  0[1]: median 1 -> 2"]
-    assert record.drift_told
+    assert record.comparisons.drift_told
     record.journal.close()
     record.trace.close()
     (event,) = lines.read(tmp_path / "j")

@@ -53,7 +53,7 @@ def identity_of(folder: Path, code: str) -> str:
     """The identity of a run without git whose pipeline's module has this hash."""
     record, _ = record_of(folder, code)
     assert record.describe("n", ENVIRONMENT, [{**MODULE, "sha256": code}]) == ([], [])
-    record.compare_with_like("d")
+    record.compare_digest("d")
     record.journal.close()
     record.trace.close()
     return str(json.loads(record.files.identity.read_text())["identity"])

@@ -26,21 +26,19 @@ from orchestrator.checkpoint import stream_log
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings, determining, identifying, redactor, shown
-from orchestrator.data import drift
-from orchestrator.data.drift import Drift
 from orchestrator.driver.folders import RunFolder, put, read_json, write_json
 from orchestrator.driver.preflight.checks import code_in
 from orchestrator.driver.preflight.private import COMMITMENT, commitment_in
-from orchestrator.driver.recording import lineage, predecessor
-from orchestrator.driver.recording.predecessor import Predecessor
+from orchestrator.driver.recording import lineage
+from orchestrator.driver.recording.comparisons import Comparisons
 from orchestrator.driver.recording.trained_model import UNTRIED, MadeOf, TrainedModel, when_served
-from orchestrator.driver.report import card, description, few, pictures
+from orchestrator.driver.report import card, description, few
 from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.driver.terminal import console
-from orchestrator.errors import NotRerunnable, OutOfDeviceMemory, RunFailed, Status
+from orchestrator.errors import NotRerunnable, OrchestratorError, OutOfDeviceMemory, RunFailed, Status
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
@@ -58,7 +56,6 @@ _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "failed": "FAILED",
     "killed": "KILLED",
 }
-_NAMED = 10  # runs in a tag
 
 
 @dataclass(frozen=True)
@@ -106,10 +103,8 @@ class Record:
         self.described: Mapping[str, Any] = {}
         self.answers: Mapping[str, Any] = UNTRIED
         self._inputs = contents.inputs
-        self._said: list[str] = []
+        self.comparisons = Comparisons(settings.pipeline.target, store, tracker, files)
         self.served_told: str | None = None  # why the model answers all at once, as it was said at the start
-        self.drift_told = False  # what came of comparing the data with those of the run before
-        self._drift: tuple[str, Drift] | None = None
         self._work = contents.work
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
         self._code = read_json(files.code)
@@ -235,60 +230,14 @@ class Record:
         """The declared inputs: path -> md5."""
         return {item.path: item.md5 for item in self._inputs}
 
-    def predecessor(self) -> Predecessor | None:
-        """The run before, with what its data were like."""
-        target = self._settings.pipeline.target
-        return predecessor.find(self.store, self.tracker, target, self.files.path.parent)
-
-    def compare_data(self) -> list[str]:
-        """Compare the training data with those of the run before, draw and tag what differs. Returns sentences for a person,
-        where nobody has told so yet."""
-        profile = self.described.get("profile")
-        before = None if profile is None else self.predecessor()
-        found = None if before is None else before.drift(profile)
-        if before is None or found is None or profile is None:
-            return []
-        self._drift = before.run_id, found
-        self.tracker.tag("drift", ", ".join(drift.named(found)) or "none")
-        self.tracker.tag("drift_from", before.run_id)
-        if not found.is_any:
-            return []
-        names = before.run_id, self.tracker.run_id
-        path = self.files.pictures / "drift.png"
-        both = before.profile, profile
-        trouble = pictures.draw_drift(path, found, both, names) if found.has_picture else None
-        notes = [] if self.drift_told else [f"note: since run {before.run_id} of this experiment {found.text}"]
-        return notes if trouble is None else [*notes, f"note: {trouble}"]
-
-    def compare_with_like(self, digest: str | None) -> list[str]:
-        """Compare the digest with that of every run of the same identity, which must be equal (law 2). Returns
-        sentences for a person, and tags all of these runs."""
+    def compare_digest(self, digest: str | None) -> list[str]:
+        """As `Comparisons.compare_digest`; nothing is said where the identity or the digest is not known."""
         self._identify()
         own = read_json(self.files.identity).get("identity")
         if own is None or digest is None:
             return []
-        others = [past for past in self.store.of_identity(own) if past.run_id != self.tracker.run_id]
-        same = [past.run_id for past in others if past.digest == digest]
-        other = [past.run_id for past in others if past.digest not in (None, digest)]
-        self._tag("confirms", same)
-        self._tag("contradicts", other)
         ordered = "" if self.barriers is None else ", whose updates came in the same order"
-        if same and not other:
-            self._said = [f"the same digest as {_count(same)} of equal code, data, settings and environment{ordered}"]
-        elif other:
-            self._said = [
-                f"ALARM: {_count(other)} of equal code, data, settings and environment{ordered} came to another digest: "
-                f"{other[0]}\n"
-                f"  something that is not recorded changes the result; compare={other[0]},{self.tracker.run_id} says where"
-            ]
-        return self._said
-
-    def _tag(self, what: str, others: list[str]) -> None:
-        """Tag this run and the others, so that each of them names the others."""
-        for run_id in others[:_NAMED]:
-            self.tracker.tag_other(run_id, what, self.tracker.run_id)
-        if others:
-            self.tracker.tag(what, ", ".join(others[:_NAMED]))
+        return self.comparisons.compare_digest(own, digest, ordered)
 
     def keep_model(self, outcome: RunOutcome, state: TrainingState | None) -> str | None:
         """Put the trained model together as MLflow is to have it; what of that could not be done, or None. state: as the
@@ -308,44 +257,15 @@ class Record:
         whole, the head of the trace, the files that were read before a resume, and what loggers lack."""
         with contextlib.suppress(OSError):
             self.restored()
-        for file in self.history:
-            try:
-                file.sync()
-            except OSError as error:
-                lacking = RunFailed(
-                    f"{file.path} is not whole: {error.strerror}", "make room on its disk", code="record.not-whole"
-                )
-                outcome = replace(outcome, error=outcome.error or lacking)
-        status, head = outcome.status, merkle.head([merkle.leaf(line) for line in lines.raw(self.files.trace)])
-        read = outcome.files_read
-        if read.of:
-            read |= files_read.from_dict(read_json(self.files.data).get("files", {}))
-        outcome = replace(outcome, trace=head, files_read=read)
-        self.tracker.tag(TRACE, head)
+        outcome = self._completed(outcome)
+        status = outcome.status
+        self.tracker.tag(TRACE, str(outcome.trace))
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
             ending |= {"error": outcome.error.message, "code": outcome.error.code}
-            whole = f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n"
-            put(self.files.error, self._redactor.text(whole))
-            if isinstance(outcome.error, OutOfDeviceMemory) and outcome.error.snapshot:
-                put(self.files.memory, outcome.error.snapshot)
-            self.tracker.tag("error", self._redactor.text(outcome.error.message))
-        if outcome.steps:
-            self.tracker.tag("steps", str(outcome.steps))
-        if outcome.digest is not None:
-            self.tracker.tag("digest", outcome.digest)
-        if outcome.best is not None:
-            self.tracker.tag(DIGEST_OF_BEST, outcome.best.digest)
-            self.tracker.tag("best_step", str(outcome.best.step))
-        described = {
-            key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None
-        }
-        if self._listing is not None:
-            described["listing"] = self._listing
-        if outcome.files_read.of:
-            described["files"] = outcome.files_read.as_dict()
-        if described:
-            write_json(self.files.data, {**read_json(self.files.data), **described})
+            self._put_error(outcome.error)
+        self._tag_result(outcome)
+        self._put_described(outcome)
         if self._nodes:  # the disk may have been full when they were written
             write_json(self.files.environment, {"nodes": self._nodes})
             write_json(self.files.code, self._code)
@@ -369,6 +289,49 @@ class Record:
         outcome = replace(outcome, not_logged=(*outcome.not_logged, *untold))
         self.files.release()
         return replace(outcome, not_recorded=self.tracker.trouble)
+
+    def _completed(self, outcome: RunOutcome) -> RunOutcome:
+        """With a file that is not whole as its error, with the head of the trace, and the files that were read before."""
+        for file in self.history:
+            try:
+                file.sync()
+            except OSError as error:
+                lacking = RunFailed(
+                    f"{file.path} is not whole: {error.strerror}", "make room on its disk", code="record.not-whole"
+                )
+                outcome = replace(outcome, error=outcome.error or lacking)
+        head, read = merkle.head([merkle.leaf(line) for line in lines.raw(self.files.trace)]), outcome.files_read
+        if read.of:
+            read |= files_read.from_dict(read_json(self.files.data).get("files", {}))
+        return replace(outcome, trace=head, files_read=read)
+
+    def _put_error(self, error: OrchestratorError) -> None:
+        whole = f"{error}\n\n{error.details}".rstrip() + "\n"
+        put(self.files.error, self._redactor.text(whole))
+        if isinstance(error, OutOfDeviceMemory) and error.snapshot:
+            put(self.files.memory, error.snapshot)
+        self.tracker.tag("error", self._redactor.text(error.message))
+
+    def _tag_result(self, outcome: RunOutcome) -> None:
+        if outcome.steps:
+            self.tracker.tag("steps", str(outcome.steps))
+        if outcome.digest is not None:
+            self.tracker.tag("digest", outcome.digest)
+        if outcome.best is not None:
+            self.tracker.tag(DIGEST_OF_BEST, outcome.best.digest)
+            self.tracker.tag("best_step", str(outcome.best.step))
+
+    def _put_described(self, outcome: RunOutcome) -> None:
+        """What is known of the training data by now."""
+        described = {
+            key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None
+        }
+        if self._listing is not None:
+            described["listing"] = self._listing
+        if outcome.files_read.of:
+            described["files"] = outcome.files_read.as_dict()
+        if described:
+            write_json(self.files.data, {**read_json(self.files.data), **described})
 
     def upload(self) -> None:
         """A copy of the run's files for the store."""
@@ -394,36 +357,8 @@ class Record:
     def _card(self, outcome: RunOutcome) -> card.CardContents:
         found = determining(self._settings)
         public = shown(self._settings)
-        note, tags = self._settings.run.note, self._settings.run.tags
-        metrics = few.few(outcome.metrics, few.ON_A_CARD)
-        results: dict[str, Any] = {"loss": outcome.loss, **metrics}
-        if left := few.more(len(outcome.metrics) - len(metrics)):
-            results["more"] = left[0]
-        results["digest"] = outcome.digest
-        if outcome.best is not None:
-            results["model"] = f"of step {outcome.best.step}, the best; digest {outcome.best.digest}"
-        error = None if outcome.error is None else outcome.error.message
-        lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
         identity = read_json(self.files.identity)
         began = lineage.sentence(lineage.chain(self.store, self._settings.begin))
-        rows = {
-            **({} if note is None else {"note": note}),
-            **({"tags": ", ".join(tags)} if tags else {}),
-            "steps": outcome.steps,
-            **results,
-            **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
-            "identity": identity.get("identity"),
-            "trace": outcome.trace,
-            "memory": self.memory,
-            "time": times.sentence(outcome.times) or None,
-            "shards": times.sentence_of_shards(outcome.shards) or None,
-            "files from elsewhere": outcome.bytes_sentence or None,
-            "error": error,
-        }
-        if lost:
-            rows["recoveries"] = ", ".join(lost)
-        if outcome.wrong:
-            rows["computed wrongly"] = "; ".join(outcome.wrong)
         return card.CardContents(
             run_id=self.tracker.run_id,
             name=self.tracker.name,
@@ -431,7 +366,7 @@ class Record:
             recurs=outcome.recurs,
             started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             command=shlex.join(["python", "-m", "orchestrator", *self._typed()]),
-            outcome=rows,
+            outcome=self._outcome_rows(outcome, identity.get("identity")),
             code=self._code,
             data=read_json(self.files.data),
             reads=input_audit.sentences(self._input_audit),
@@ -439,7 +374,7 @@ class Record:
             identity=identity,
             settings={key: value for key, value in public.items() if key in found},
             execution={key: value for key, value in public.items() if key not in found},
-            said=self._said,
+            said=self.comparisons.said,
             obstacles=self.obstacles,
             trained=self._model.on_card(
                 self.run_manifest.get("parameters"),
@@ -450,9 +385,40 @@ class Record:
             ),
             events=self._events(),
             pictures=sorted(self.files.pictures.glob("*")),
-            before=self._drift,
+            before=self.comparisons.drift,
             uri=self.store.name,
         )
+
+    def _outcome_rows(self, outcome: RunOutcome, identity: str | None) -> dict[str, Any]:
+        """The rows of the card on what the run came to."""
+        note, tags = self._settings.run.note, self._settings.run.tags
+        metrics = few.few(outcome.metrics, few.ON_A_CARD)
+        results: dict[str, Any] = {"loss": outcome.loss, **metrics}
+        if left := few.more(len(outcome.metrics) - len(metrics)):
+            results["more"] = left[0]
+        results["digest"] = outcome.digest
+        if outcome.best is not None:
+            results["model"] = f"of step {outcome.best.step}, the best; digest {outcome.best.digest}"
+        lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
+        rows = {
+            **({} if note is None else {"note": note}),
+            **({"tags": ", ".join(tags)} if tags else {}),
+            "steps": outcome.steps,
+            **results,
+            **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
+            "identity": identity,
+            "trace": outcome.trace,
+            "memory": self.memory,
+            "time": times.sentence(outcome.times) or None,
+            "shards": times.sentence_of_shards(outcome.shards) or None,
+            "files from elsewhere": outcome.bytes_sentence or None,
+            "error": None if outcome.error is None else outcome.error.message,
+        }
+        if lost:
+            rows["recoveries"] = ", ".join(lost)
+        if outcome.wrong:
+            rows["computed wrongly"] = "; ".join(outcome.wrong)
+        return rows
 
     def _typed(self) -> list[str]:
         """The arguments of the command, or of one that does the same as a launch from Python."""
@@ -509,7 +475,3 @@ class Record:
 
 def _results(outcome: RunOutcome) -> dict[str, float]:
     return {**({} if outcome.loss is None else {"train/loss": outcome.loss}), **outcome.metrics}
-
-
-def _count(runs: list[str]) -> str:
-    return "an earlier run" if len(runs) == 1 else f"{len(runs)} earlier runs"

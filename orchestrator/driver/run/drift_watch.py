@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from orchestrator.config.plan import Run
 from orchestrator.data.drift import Drift
 from orchestrator.data.profiling import Profiling
-from orchestrator.driver.recording.predecessor import Predecessor
+from orchestrator.driver.recording.comparisons import Predecessor
 
 
 @dataclass(frozen=True)

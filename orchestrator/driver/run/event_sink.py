@@ -218,7 +218,7 @@ class EventSink:
             self._progress.say(f"warning: {trouble}; the run goes on, and MLflow is told all of it")
 
     def _drifted(self, found: DataDrift) -> None:
-        self._record.drift_told = True
+        self._record.comparisons.drift_told = True
         self.event("data_compared", run=found.run_id, drift=found.drift)
 
     def failed(self, error: OrchestratorError | None) -> None:

@@ -146,9 +146,9 @@ class Job:
             trouble = pictures.draw(files.pictures, seen, tracker.name, outcome.schedule or _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
-        for sentence in record.compare_data():
+        for sentence in record.comparisons.compare_data(record.described.get("profile")):
             display.say(sentence)
-        for sentence in record.compare_with_like(outcome.digest):
+        for sentence in record.compare_digest(outcome.digest):
             display.say(sentence)
         if outcome.error is None and plan.segments is None:
             if (trouble := record.keep_model(outcome, None if state is None else state.result())) is not None:
@@ -225,7 +225,9 @@ class Job:
             self.display.say(f"note: {sentence}")
         private = self._private(record)
         audits_here = private is None and not plan.data.sites
-        watch = DriftWatch(plan.run, record.data if audits_here else {}, record.predecessor, plan.data.cache)
+        watch = DriftWatch(
+            plan.run, record.data if audits_here else {}, record.comparisons.predecessor, plan.data.cache
+        )
         time_log = TimeLog(record.files, record.tracker, self.display.say, timeline=plan.cadence.timeline)
         event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)
