@@ -25,75 +25,57 @@ from typing import Any, Final, Protocol
 
 from orchestrator.common import file_cache, tested_versions
 
-_LONG, _DOUBLE, _BOOL, _AT = ctypes.c_int64, ctypes.c_double, ctypes.c_bool, ctypes.c_void_p
-_KINDS: Final[Mapping[str, Any]] = {"float64": ctypes.c_double, "float32": ctypes.c_float}  # of the total: exact, fast
+_LONG, _AT = ctypes.c_int64, ctypes.c_void_p
+_FLOATS: Final = ("float64", "float32")  # of the total: exact, fast
 _INTEGERS: Final = ("int64", "int16", "int8")  # of the total: any sum, few levels
+_IN_C: Final[Mapping[str, Any]] = {
+    "int64": _LONG,
+    "float64": ctypes.c_double,
+    "float32": ctypes.c_float,
+    "boolean": ctypes.c_bool,
+}
 
 
-def _entries() -> dict[str, tuple[str, list[Any]]]:
-    """name -> its arguments as numba and as C call them. The first word of a name is the function in `loops`. A second one is
-    the type of the elements of total or result."""
-    found: dict[str, tuple[str, list[Any]]] = {
-        "fingerprint": ("CPointer(int32), int64, int64", [_AT, _LONG, _LONG]),
-        "largest": ("CPointer(int32), int64", [_AT, _LONG]),
-        "choose": ("CPointer(int32), int64, int64, CPointer(int64), CPointer(int64)", [_AT, _LONG, _LONG, _AT, _AT]),
-        "pack_gaps": ("CPointer(int64), int64, CPointer(uint8)", [_AT, _LONG, _AT]),
-        "add_chosen": (
-            "CPointer(uint8), int64, CPointer(float32), int64, float64, CPointer(float64), int64",
-            [_AT, _LONG, _AT, _LONG, _DOUBLE, _AT, _LONG],
-        ),
-        "differ": (
-            "CPointer(float32), CPointer(float32), int64, float64, float64, CPointer(int64)",
-            [_AT, _AT, _LONG, ctypes.c_double, ctypes.c_double, _AT],
-        ),
-        "claim": (
-            "CPointer(int64), int64, int64, CPointer(int64), CPointer(int64), int64, int64, int64",
-            [_AT, _LONG, _LONG, _AT, _AT, _LONG, _LONG, _LONG],
-        ),
-        "pack": ("int64, int64, boolean, int64, int64", [_LONG, _LONG, _BOOL, _LONG, _LONG]),
-        "unpack": ("int64, int64, int64, int64, boolean, int64", [_LONG, _LONG, _LONG, _LONG, _BOOL, _LONG]),
-        "locate": ("int64, int64, int64, boolean, CPointer(int64)", [_LONG, _LONG, _LONG, _BOOL, _AT]),
-        "widen_add": (
-            "int64, int64, int64, int64, int64, int64",
-            [_LONG, _LONG, _LONG, _LONG, _LONG, _LONG],
-        ),
-        "widen_divide": (
-            "int64, int64, int64, int64, float64, boolean, int64, int64, int64, CPointer(int64)",
-            [_LONG, _LONG, _LONG, _LONG, _DOUBLE, _BOOL, _LONG, _LONG, _LONG, _AT],
-        ),
-        "absorb": (
-            "CPointer(int64), int64, CPointer(int64), CPointer(int64), CPointer(int64), boolean",
-            [_AT, _LONG, _AT, _AT, _AT, _BOOL],
-        ),
+@functools.cache
+def _signatures() -> dict[str, str]:
+    """name -> its arguments as numba calls them. The first word of a name is the function in `loops`. A second one is the type
+    of the elements of total or result."""
+    found = {
+        "fingerprint": "CPointer(int32), int64, int64",
+        "largest": "CPointer(int32), int64",
+        "choose": "CPointer(int32), int64, int64, CPointer(int64), CPointer(int64)",
+        "pack_gaps": "CPointer(int64), int64, CPointer(uint8)",
+        "add_chosen": "CPointer(uint8), int64, CPointer(float32), int64, float64, CPointer(float64), int64",
+        "differ": "CPointer(float32), CPointer(float32), int64, float64, float64, CPointer(int64)",
+        "claim": "CPointer(int64), int64, int64, CPointer(int64), CPointer(int64), int64, int64, int64",
+        "pack": "int64, int64, boolean, int64, int64",
+        "unpack": "int64, int64, int64, int64, boolean, int64",
+        "locate": "int64, int64, int64, boolean, CPointer(int64)",
+        "widen_add": "int64, int64, int64, int64, int64, int64",
+        "widen_divide": "int64, int64, int64, int64, float64, boolean, int64, int64, int64, CPointer(int64)",
+        "absorb": "CPointer(int64), int64, CPointer(int64), CPointer(int64), CPointer(int64), boolean",
     }
-    for kind in (*_KINDS, *_INTEGERS):
-        found[f"join {kind}"] = (f"CPointer(int64), int64, int64, CPointer({kind})", [_AT, _LONG, _LONG, _AT])
+    for kind in (*_FLOATS, *_INTEGERS):
+        found[f"join {kind}"] = f"CPointer(int64), int64, int64, CPointer({kind})"
     for kind in _INTEGERS:
-        found[f"keep {kind}"] = (
-            f"CPointer(int64), int64, int64, CPointer({kind}), int64, CPointer({kind})",
-            [_AT, _LONG, _LONG, _AT, _LONG, _AT],
-        )
+        found[f"keep {kind}"] = f"CPointer(int64), int64, int64, CPointer({kind}), int64, CPointer({kind})"
     for kind in _INTEGERS[1:]:
-        found[f"quantize {kind}"] = (
-            f"CPointer(float32), int64, float64, float64, float64, CPointer({kind}), boolean",
-            [_AT, _LONG, _DOUBLE, _DOUBLE, _DOUBLE, _AT, _BOOL],
-        )
-        found[f"dequantize {kind}"] = (
-            f"CPointer({kind}), int64, float64, CPointer(float32)",
-            [_AT, _LONG, _DOUBLE, _AT],
-        )
-    for kind, number in _KINDS.items():
+        found[f"quantize {kind}"] = f"CPointer(float32), int64, float64, float64, float64, CPointer({kind}), boolean"
+        found[f"dequantize {kind}"] = f"CPointer({kind}), int64, float64, CPointer(float32)"
+    for kind in _FLOATS:
         found[f"add {kind}"] = (
             "int64, int64, CPointer(int64), CPointer(float64), CPointer(float64), CPointer(int64), "
             f"CPointer({kind}), int64, boolean, CPointer(int32), boolean, {kind}, boolean, int64, CPointer({kind}), "
-            "CPointer(int64)",
-            [_LONG, _LONG, _AT, _AT, _AT, _AT, _AT, _LONG, _BOOL, _AT, _BOOL, number, _BOOL, _LONG, _AT, _AT],
+            "CPointer(int64)"
         )
-        found[f"divide {kind}"] = (
-            f"CPointer(int64), int64, int64, {kind}, boolean, int64, int64, CPointer({kind})",
-            [_AT, _LONG, _LONG, number, _BOOL, _LONG, _LONG, _AT],
-        )
+        found[f"divide {kind}"] = f"CPointer(int64), int64, int64, {kind}, boolean, int64, int64, CPointer({kind})"
     return found
+
+
+@functools.cache
+def _in_c(name: str) -> list[Any]:
+    """The arguments of a loop as C calls them."""
+    return [_IN_C.get(each, _AT) for each in _signatures()[name].split(", ")]
 
 
 class Code(Protocol):
@@ -117,13 +99,13 @@ class Loops(dict[str, Callable[..., int]]):
 
     def load(self) -> None:
         """Have all of them at hand. Safe to call twice."""
-        for name in _entries():
+        for name in _signatures():
             self[name]
 
     def prepared(self, name: str, *arguments: Any) -> Callable[[], int]:
         """A loop with these arguments, which are converted only once; some are of ctypes, so that they can be changed. For one
         thread."""
-        kinds = _entries()[name][1]
+        kinds = _in_c(name)
         return self._loaded().prepared(
             name, [each if isinstance(each, kind) else kind(each) for each, kind in zip(arguments, kinds, strict=True)]
         )
@@ -175,7 +157,7 @@ class ObjectCode:
         return call
 
     def _function(self, name: str) -> Any:
-        signature = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_LONG), _AT, *_entries()[name][1])
+        signature = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_LONG), _AT, *_in_c(name))
         return signature(self._engine.get_function_address(_symbol(name)))
 
 
@@ -190,7 +172,7 @@ class PublicCode:
         if name not in self._compiled:
             with _compiling():
                 self._compiled[name] = self._made(name)
-        found: Callable[..., int] = ctypes.PYFUNCTYPE(_LONG, *_entries()[name][1])(self._compiled[name].address)
+        found: Callable[..., int] = ctypes.PYFUNCTYPE(_LONG, *_in_c(name))(self._compiled[name].address)
         return found
 
     def prepared(self, name: str, arguments: Sequence[Any]) -> Callable[[], int]:
@@ -246,14 +228,14 @@ def _folders() -> Iterator[Path]:
 
 
 def _packed(objects: Mapping[str, bytes]) -> bytes:
-    """Lengths and objects in the order of the entries."""
-    parts = [objects[name] for name in _entries()]
+    """Lengths and objects in the order of the signatures."""
+    parts = [objects[name] for name in _signatures()]
     return b"".join(len(part).to_bytes(8, "little") for part in parts) + b"".join(parts)
 
 
 def _unpacked(data: bytes) -> dict[str, bytes]:
-    found, start = {}, 8 * len(_entries())
-    for place, name in enumerate(_entries()):
+    found, start = {}, 8 * len(_signatures())
+    for place, name in enumerate(_signatures()):
         end = start + int.from_bytes(data[8 * place : 8 * place + 8], "little")
         found[name] = data[start:end]
         start = end
@@ -264,7 +246,7 @@ def _made() -> dict[str, bytes]:
     """The machine code of each loop."""
     found = {}
     with _compiling():
-        for name in _entries():
+        for name in _signatures():
             compiled = _cfunc(name)
             native = compiled.native_name.removeprefix("cfunc.")
             found[name] = _object(compiled.inspect_llvm(), native, _symbol(name))
@@ -291,7 +273,7 @@ def _cfunc(name: str, *, cache: bool = False) -> Any:
     from orchestrator.numerics import loops
 
     function = getattr(loops, f"_{name.partition(' ')[0]}")
-    return numba.cfunc(f"int64({_entries()[name][0]})", error_model="numpy", cache=cache)(function)
+    return numba.cfunc(f"int64({_signatures()[name]})", error_model="numpy", cache=cache)(function)
 
 
 def _object(assembly: str, native: str, symbol: str) -> bytes:

@@ -50,7 +50,7 @@ def test_what_loops_and_their_callers_both_take_for_granted_is_the_same() -> Non
 def test_loops_are_made_though_a_user_debugs_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = numba.config
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
-    assert set(compiled._made()) == set(compiled._entries())
+    assert set(compiled._made()) == set(compiled._signatures())
     assert config.DISABLE_JIT == 1
 
 

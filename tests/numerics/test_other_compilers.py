@@ -186,7 +186,7 @@ def test_loops_of_an_untried_numba_compute_the_same_bits(monkeypatch: pytest.Mon
     finally:
         exact.LOOPS.clear()
         exact.LOOPS.update(before)
-    assert counted.called == set(compiled._entries())
+    assert counted.called == set(compiled._signatures())
     assert [place for place, (a, b) in enumerate(zip(found, usual, strict=True)) if a != b] == []
 
 
