@@ -1,6 +1,6 @@
 """How a run differs from runs before: its data from those of its predecessor, its digest from those of equal identity.
 
-What is said of data is a comfort: if the store cannot be asked, or the run before has no profile, nothing is said.
+The comparison of data is a comfort: if the store cannot be asked, or the run before has no profile, nothing is said.
 """
 
 from __future__ import annotations

@@ -322,7 +322,7 @@ class Record:
             self.tracker.tag("best_step", str(outcome.best.step))
 
     def _put_described(self, outcome: RunOutcome) -> None:
-        """What is known of the training data by now."""
+        """Write down all that is known of the training data by now."""
         described = {
             key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None
         }
