@@ -88,20 +88,28 @@ def _relief(may: Sequence[Sequence[int]], owner: Mapping[int, int], load: Sequen
     for busiest in sorted(range(len(load)), key=lambda worker: (-load[worker], worker)):
         if load[busiest] < lightest + 2:
             break
-        reached_by: dict[int, tuple[int, int]] = {}  # to this worker: by which shard, and from whom
-        reached = [busiest]
-        seen_sites: set[int] = set()  # workers of a site that were reached through another shard of it
-        for worker in reached:  # grows
-            for shard in reversed(owned[worker]):
-                for to in may[shard] if id(may[shard]) not in seen_sites else ():
-                    if to != busiest and to not in reached_by:
-                        reached_by[to] = shard, worker
-                        reached.append(to)
-                seen_sites.add(id(may[shard]))
-        idlest = min(reached, key=load.__getitem__)  # the first of several
+        reached_by = _reached(may, owned, busiest)
+        idlest = min([busiest, *reached_by], key=load.__getitem__)  # the first of several
         if load[idlest] + 2 <= load[busiest]:
             return _path(reached_by, busiest, idlest)
     return []
+
+
+def _reached(may: Sequence[Sequence[int]], owned: Sequence[Sequence[int]], first: int) -> dict[int, tuple[int, int]]:
+    """The workers that get a shard if some pass one on, beginning with the first: by which shard, and from whom. The nearest
+    come first."""
+    found: dict[int, tuple[int, int]] = {}
+    reached = [first]
+    seen_sites: set[int] = set()  # workers of a site that were reached through another shard of it
+    for worker in reached:  # grows
+        for shard in reversed(owned[worker]):
+            new = (
+                [to for to in may[shard] if to != first and to not in found] if id(may[shard]) not in seen_sites else []
+            )
+            found |= dict.fromkeys(new, (shard, worker))
+            reached += new
+            seen_sites.add(id(may[shard]))
+    return found
 
 
 def _path(reached_by: Mapping[int, tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:

@@ -585,66 +585,81 @@ class World:
         elif action == "notice":
             peer, accused = self._lost_peers(process)[0]
             self._leave(process, "peer", accuses=peer if accused else None)
-        elif action == "restore" and self.checkpoint is None:
-            assert process.begin is not None
-            assert process.begin.forgets
-            process.progress, process.to_restore = self._start, False
-            process.held, process.staged = {}, {}
-            process.learned = 0
-        elif action == "restore":
-            assert self.checkpoint is not None
-            rests = self.saved[self.checkpoint] if self.free else None
-            process.progress, process.to_restore = Progress(self.checkpoint, barriers=rests), False
-            advances = advances_of(process.progress)
-            process.held = {shard: (advances, shard) for shard in range(self.requirements.shards)}
-            process.staged = {}
-            process.learned = self.checkpoint
-        elif action == "be told":
-            assert process.told_by is not None
-            if process.to_apply:
-                process.to_apply = False
-                self._commit_step(process)
-            process.progress, process.told_by = self._at(self.processes[process.told_by]), None
         elif action == "sum":
             process.summed = True
-        elif action == "take":
-            donor = self._donor(process)
-            assert donor is not None
-            ahead = behind(process.progress, donor.progress)
-            process.held = process.held if ahead == 0 else process.staged if ahead == 1 else {}
-            process.staged = {}
-            process.progress, process.to_take = self._at(donor), False
-            process.learned = donor.learned
-            donor.to_give.discard(process.id)
-        elif action == "receive":
-            donor, (_, shards) = self.processes[process.to_receive[0][0]], process.to_receive.pop(0)
-            assert behind(donor.progress, process.progress) == 0, "what a shard keeps is of another step"
-            if advances_of(donor.progress) > 0:
-                assert donor.held.keys() >= set(shards), "who is to give it does not have it"
-                process.held |= {shard: donor.held[shard] for shard in shards}
-        elif action == "inherit":
-            assert process.begin is not None
-            process.to_inherit = False
-            for lost, heir in process.begin.fallbacks:
-                if heir in process.held:
-                    process.held[lost] = process.held[heir]
-        elif action == "finish":
-            process.finished, process.state = True, "idle"
-            digest = "digest" if process.role == "worker" else None
-            held, staged = self._rows(process)
-            number, progress = self._number(process), process.progress
-            process.news.append(finishes(process.id, number, progress, digest, held=held, staged=staged))
         elif action == "halt":
             self._leave(process, "stop" if process.halt == 2 else "regroup")
-        elif action == "contribute":
-            process.contributed = True
-            assert not self.staged or process.learned == steps_of(process.progress), (
-                "it has not the parameters of this step"
-            )
-            self._stage(process)
-            self._vote(process)
         else:
-            self._commit(process)
+            do = {
+                "restore": self._restore,
+                "be told": self._be_told,
+                "take": self._take,
+                "receive": self._receive,
+                "inherit": self._inherit,
+                "contribute": self._contribute,
+                "commit": self._commit,
+                "finish": self._finish,
+            }
+            do[action](process)
+
+    def _restore(self, process: Process) -> None:
+        process.to_restore, process.staged = False, {}
+        if self.checkpoint is None:
+            assert process.begin is not None
+            assert process.begin.forgets
+            process.progress, process.held, process.learned = self._start, {}, 0
+            return
+        rests = self.saved[self.checkpoint] if self.free else None
+        process.progress = Progress(self.checkpoint, barriers=rests)
+        advances = advances_of(process.progress)
+        process.held = {shard: (advances, shard) for shard in range(self.requirements.shards)}
+        process.learned = self.checkpoint
+
+    def _be_told(self, process: Process) -> None:
+        assert process.told_by is not None
+        if process.to_apply:
+            process.to_apply = False
+            self._commit_step(process)
+        process.progress, process.told_by = self._at(self.processes[process.told_by]), None
+
+    def _take(self, process: Process) -> None:
+        donor = self._donor(process)
+        assert donor is not None
+        ahead = behind(process.progress, donor.progress)
+        process.held = process.held if ahead == 0 else process.staged if ahead == 1 else {}
+        process.staged = {}
+        process.progress, process.to_take = self._at(donor), False
+        process.learned = donor.learned
+        donor.to_give.discard(process.id)
+
+    def _receive(self, process: Process) -> None:
+        donor, (_, shards) = self.processes[process.to_receive[0][0]], process.to_receive.pop(0)
+        assert behind(donor.progress, process.progress) == 0, "what a shard keeps is of another step"
+        if advances_of(donor.progress) > 0:
+            assert donor.held.keys() >= set(shards), "who is to give it does not have it"
+            process.held |= {shard: donor.held[shard] for shard in shards}
+
+    def _inherit(self, process: Process) -> None:
+        assert process.begin is not None
+        process.to_inherit = False
+        for lost, heir in process.begin.fallbacks:
+            if heir in process.held:
+                process.held[lost] = process.held[heir]
+
+    def _contribute(self, process: Process) -> None:
+        process.contributed = True
+        assert not self.staged or process.learned == steps_of(process.progress), (
+            "it has not the parameters of this step"
+        )
+        self._stage(process)
+        self._vote(process)
+
+    def _finish(self, process: Process) -> None:
+        process.finished, process.state = True, "idle"
+        digest = "digest" if process.role == "worker" else None
+        held, staged = self._rows(process)
+        number, progress = self._number(process), process.progress
+        process.news.append(finishes(process.id, number, progress, digest, held=held, staged=staged))
 
     def link_failure(self, accuser: Process, accused: Process) -> None:
         assert accuser.begin is not None

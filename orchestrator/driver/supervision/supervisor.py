@@ -77,17 +77,21 @@ def wait_for_members(lock: str, patience_s: float) -> bool:
     deadline = time.monotonic() + patience_s
     try:
         with open(lock, "rb") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        return False
-                    time.sleep(_LOOK_S)  # no call waits for a lock and for a time
-                else:
-                    return True
+            while not _takes(file.fileno()):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_LOOK_S)  # no call waits for a lock and for a time
     except FileNotFoundError:
-        return True
+        pass
+    return True
+
+
+def _takes(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def tries(before: str | None, size: int) -> int:

@@ -35,6 +35,11 @@ from orchestrator.worker.model.replica import Replica, parameters_of, whole_grad
 
 Loss = Callable[[int, int], tuple[float, float] | None]
 
+_NO_STATE = (
+    "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
+    "over their own batch, put together here"
+)
+
 
 class Anew(Protocol):
     """Another way to compute what has been computed, which has to come out equally."""
@@ -158,34 +163,32 @@ def _verify(
         compute(batches[0])
         grown = state_detection.grown(before, after, _look(workload))
     found = ", ".join(sorted(grown, key=lambda place: not grown[place])[:3])
-    remedy = (
-        "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
-        "over their own batch, put together here"
-    )
     if len(results) > len(batches) and results[-1] != results[0]:
-        why = f"; what had changed: {found}" if found else ""
-        difference = differs()
-        if difference is not None and difference.its_own:
-            raise Inconsistent(
-                f"{what} came out differently when it was computed again, of the same samples and random numbers"
-                f"{difference.in_words()}",
-                difference.remedy,
-                code="pipeline.varying-operation",
-            )
-        if difference is not None and not found:
-            why = difference.in_words()
-        raise Inconsistent(
-            f"{what} came out differently when it was computed again behind another one{why}",
-            remedy,
-            code="pipeline.not-repeatable",
-        )
+        raise _not_repeatable(what, found, differs())
     if any(grown.values()):
         raise Inconsistent(
             f"{found} changed each time that {what} was computed",
-            f"{remedy}; a number that nothing follows from may have a name that begins with _",
+            f"{_NO_STATE}; a number that nothing follows from may have a name that begins with _",
             code="pipeline.changes-itself",
         )
     return None if None in results else results[0]
+
+
+def _not_repeatable(what: str, changed: str, difference: Difference | None) -> Inconsistent:
+    """changed: the objects that have changed, in words; difference: which operation came out differently first."""
+    if difference is not None and difference.its_own:
+        return Inconsistent(
+            f"{what} came out differently when it was computed again, of the same samples and random numbers"
+            f"{difference.in_words()}",
+            difference.remedy,
+            code="pipeline.varying-operation",
+        )
+    why = f"; what had changed: {changed}" if changed else "" if difference is None else difference.in_words()
+    return Inconsistent(
+        f"{what} came out differently when it was computed again behind another one{why}",
+        _NO_STATE,
+        code="pipeline.not-repeatable",
+    )
 
 
 def _refuse_changed(settings: Mapping[str, str], what: str) -> None:

@@ -208,13 +208,16 @@ class ShardedOptimizer:
         with memory.locked():
             if (memory.stamps[version] != step + 1).any():
                 memory.stamps[version] = 0
-                for parameter, entry in state.items():
-                    slot = self._slot(parameter)
-                    for key in self._keys:
-                        if isinstance(entry.get(key), torch.Tensor):
-                            slot.view(memory.kept[key][version]).copy_(entry[key])
+                self._write_state(memory, version)
                 memory.stamps[version] = step + 1
         self._take_state(memory, version, dict(state))
+
+    def _write_state(self, memory: HostMemory, version: int) -> None:
+        for parameter, entry in self._optimizer.state.items():
+            slot = self._slot(parameter)
+            for key in self._keys:
+                if isinstance(entry.get(key), torch.Tensor):
+                    slot.view(memory.kept[key][version]).copy_(entry[key])
 
     def _take_state(self, memory: HostMemory, version: int, numbers: State) -> None:
         """Let the optimizer keep that version of what is of elements, and these numbers."""

@@ -119,13 +119,7 @@ class Stages:
             try:
                 with self._workload.evaluation(step, batch) as calls:
                     seeded = Generators.now()
-                    values: list[Any] = []
-                    for number, way in enumerate(ways):
-                        came = None if (each := arrived[number]) is None else messages.activations(each, seeded)
-                        _, leaving[number], value = self._stage.forward(calls[number].make, way, came)
-                        values.append(value)
-                        if number + 1 < len(ways):
-                            messages.check_undrawn(seeded)
+                    leaving, values = self._forward(ways, arrived, calls, seeded)
                     if links.is_last:
                         loss, metrics = values[0], values[1] if self._has_metrics else {}
                         results.add(batch, *calls[0].evaluated(loss, metrics))
@@ -136,6 +130,21 @@ class Stages:
                 leaving = [None] * len(ways)
         for tag, leaves in zip(tags, leaving, strict=True):
             links.give_behind(tag, leaves, seeded)
+
+    def _forward(
+        self, ways: Sequence[Way], arrived: Sequence[messages.Message | None], calls: Sequence[Any], seeded: Generators
+    ) -> tuple[list[Activations | None], list[Any]]:
+        """The activations that leave this stage in each way, and its values. All ways but the last leave the generators as they were."""
+        leaving: list[Activations | None] = []
+        values: list[Any] = []
+        for number, (way, message) in enumerate(zip(ways, arrived, strict=True)):
+            came = None if message is None else messages.activations(message, seeded)
+            _, leaves, value = self._stage.forward(calls[number].make, way, came)
+            leaving.append(leaves)
+            values.append(value)
+            if number + 1 < len(ways):
+                messages.check_undrawn(seeded)
+        return leaving, values
 
     def _evaluate_in_turn(self, step: int, batch: int, results: evaluation.Results) -> None:
         """The same where the loss draws: metrics go on with the generators as it has left them in the last stage."""

@@ -180,19 +180,22 @@ def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tupl
 def _signature(name: str, module: torch.nn.Module, leaves: list[Any], spec: str, *, any_value: bool) -> Any:
     """None where the call may depend on more than what is compared here. any_value: its result has the same shape, whatever
     its tensors hold."""
-    found: list[Any] = []
     with torch._C.DisableTorchFunctionSubclass():
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                found.append(form_of(leaf))
-                if type(leaf) is not FakeTensor and not any_value:
-                    if leaf.nbytes > _MOST_BYTES or leaf.requires_grad or not leaf.is_cpu:
-                        return None
-                    found.append(bytes_of(leaf).numpy().tobytes())
-            elif isinstance(leaf, PLAIN):
-                found.append((type(leaf), leaf))
-            else:
-                return None
+        found = tuple(_compared(leaf, any_value=any_value) for leaf in leaves)
+    if None in found:
+        return None
     mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     modes = module.training, torch.is_grad_enabled(), mixed, torch.get_default_dtype()
-    return name, spec, modes, tuple(found)
+    return name, spec, modes, found
+
+
+def _compared(leaf: Any, *, any_value: bool) -> Any:
+    """The part of an argument that is compared with those of other calls; None where more than that may matter."""
+    if isinstance(leaf, PLAIN):
+        return type(leaf), leaf
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    if type(leaf) is FakeTensor or any_value:
+        return form_of(leaf)
+    is_large = leaf.nbytes > _MOST_BYTES or leaf.requires_grad or not leaf.is_cpu
+    return None if is_large else (form_of(leaf), bytes_of(leaf).numpy().tobytes())
