@@ -15,8 +15,8 @@ from random import Random
 from typing import Any, Final
 
 from orchestrator.common import card_faults
-from orchestrator.controller.controller import LISTEN_S
 from orchestrator.controller.fault_attribution import LOSSES
+from orchestrator.controller.rendezvous.watching import LISTEN_S
 from orchestrator.errors import OrchestratorError, WorkerLost
 from tests.controller.test_elastic import STEP_TIMEOUT_S, Run
 

@@ -35,7 +35,7 @@ from orchestrator.controller.events import (
     Stepped,
     Tick,
 )
-from orchestrator.controller.rendezvous import formation
+from orchestrator.controller.rendezvous import formation, watching
 from orchestrator.controller.rendezvous.scaling import FAILURES, SELDOM_S
 from orchestrator.controller.state import ControllerState, Requirements
 from orchestrator.errors import (
@@ -837,7 +837,7 @@ def test_a_failure_is_never_tried_again_and_a_withdrawal_waits_for_it() -> None:
     assert isinstance(play.error(), NonFinite)
     play = begun(requirements())
     play(leaves(0, 0, "withdrew", Progress(5), why="another one failed"), left(1, 5, "withdrew"))
-    assert play.wait(controller.GRACE_S) == []
+    assert play.wait(watching.GRACE_S) == []
     play.wait(0.5)
     assert type(play.error()) is RunFailed
     assert "worker 0: another one failed" in str(play.error())

@@ -134,7 +134,8 @@ class Stages:
     def _forward(
         self, ways: Sequence[Way], arrived: Sequence[messages.Message | None], calls: Sequence[Any], seeded: Generators
     ) -> tuple[list[Activations | None], list[Any]]:
-        """The activations that leave this stage in each way, and its values. All ways but the last leave the generators as they were."""
+        """The activations that leave this stage in each way, and its values. All ways but the last leave the generators as
+        they were."""
         leaving: list[Activations | None] = []
         values: list[Any] = []
         for number, (way, message) in enumerate(zip(ways, arrived, strict=True)):
