@@ -227,6 +227,10 @@ def is_out_of_descriptors(error: Exception) -> bool:
 
 # The code of replicas that differed (`driver.run.session`). Each writes a part of a checkpoint, so one may hold parts of both.
 REPLICAS_DIFFERED = "record.two-ways"
+COPIED_OTHERWISE = (
+    "on several GPUs a copy from one to another may have arrived otherwise (look at dmesg of that machine for Xid, and let the "
+    "workers share one GPU: cluster.gpus_per_worker); otherwise this is a fault of orchestrator"
+)
 NO_MEMORY = "can't allocate memory"  # in the plain RuntimeError that torch has for it
 
 

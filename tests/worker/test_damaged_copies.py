@@ -18,6 +18,7 @@ from orchestrator.comm.transports.base import Descriptor, Mapped
 from orchestrator.comm.transports.device_memory import DeviceRegions
 from orchestrator.config.plan import Plan
 from orchestrator.controller.checking import Verdict
+from orchestrator.errors import Inconsistent
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
 from orchestrator.worker.step import lockstep
@@ -214,3 +215,25 @@ def test_a_bit_that_flips_between_a_card_and_host_memory_names_the_member(
     monkeypatch.setattr(staging, "on", lambda _: (kind if next(members) == READER else staging.Copying)(device))
     verdict = verdict_of(members_end(p.Mlp, Layout(3), **RUN))
     assert (verdict.wrong, verdict.shard is None, verdict.copied) == ((READER,), False, False)
+
+
+FREE: dict[str, Any] = {"steps": 4, "shards": 6, "batch_size": 18, "sync": {"name": "ssp", "rest_every": 2}}
+
+
+@pytest.mark.parametrize("layout", [Layout(3), Layout(4, "tree")], ids=str)
+def test_a_bit_that_flips_in_the_sum_of_a_rest_ends_the_run(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+    """All members would take over the same wrong parameters."""
+    total = Exchange.total
+
+    def resting(exchange: Exchange, barrier: int, attempt: int, divisor: float) -> int:
+        NOW.step = barrier
+        try:
+            return total(exchange, barrier, attempt, divisor)
+        finally:
+            NOW.step = 0
+
+    monkeypatch.setattr(Exchange, "total", resting)
+    on_device(monkeypatch, Operations, regions(torch.int64, 1))
+    with Sockets("unix", layout.workers) as sockets:
+        ends = members_end(p.Wide, layout, wire=sockets.transport, **FREE)
+    assert "replica.other-sum" in {end.code for end in ends if isinstance(end, Inconsistent)}

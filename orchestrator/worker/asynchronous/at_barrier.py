@@ -42,8 +42,8 @@ class AtBarrier:
     def contribute(self, consensus: BarrierConsensus) -> None:
         self._replica.contribute(consensus.magnitudes)
 
-    def adopt(self, consensus: BarrierConsensus) -> int:
-        return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters)
+    def adopt(self, consensus: BarrierConsensus, printed: int) -> int:
+        return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters, printed)
 
     def updates_made(self) -> Sequence[CompletedUpdate]:
         return self._async_phase.updates_made

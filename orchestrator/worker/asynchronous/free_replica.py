@@ -18,7 +18,7 @@ from types import MappingProxyType
 import torch
 
 from orchestrator.comm.collectives import Memory
-from orchestrator.errors import Inconsistent, NonFinite
+from orchestrator.errors import COPIED_OTHERWISE, Inconsistent, NonFinite
 from orchestrator.numerics import exact
 from orchestrator.numerics.exact import wrap
 from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating, name_of, overflows
@@ -55,7 +55,7 @@ class FreeReplica:
         self._x = staging.integers(size)
         self._last_barrier = Rollback(replica)
         self._fixed = FixedPoint(())
-        self._ledger = 0
+        self._ledger = self._printed_start = 0
 
     def begin(self, fallback_rows: Mapping[int, State] = MappingProxyType({})) -> None:
         """Replicas run free from here. fallback_rows: what these hosted shards go on with, in place of what they keep. Raises
@@ -68,7 +68,7 @@ class FreeReplica:
         self._fixed = FixedPoint.fitting(replica.layout, start, len(replica.parameters))
         self._start_into(self._x)
         self._memory.contribution.zero_()
-        self._ledger = exact.fingerprint_of_integers(self._x)
+        self._ledger = self._printed_start = exact.fingerprint_of_integers(self._x)
         self._updates.begin(self._fixed, {**self.rows(), **fallback_rows})
 
     def compute(self, shard: int, reading: Reading, x: torch.Tensor | None = None) -> tuple[float | None, torch.Tensor]:
@@ -110,10 +110,7 @@ class FreeReplica:
         which would repair a lost or doubled update in silence."""
         if exact.fingerprint_of_integers(self._x) != self._ledger:
             raise Inconsistent(
-                "a replica is not the sum of the updates that it has applied",
-                "on several GPUs a copy from one to another may have arrived otherwise (look at dmesg of that machine for Xid, "
-                "and let the workers share one GPU: cluster.gpus_per_worker); otherwise this is a fault of orchestrator",
-                code="replica.ledger",
+                "a replica is not the sum of the updates that it has applied", COPIED_OTHERWISE, code="replica.ledger"
             )
 
     def magnitudes(self) -> list[int]:
@@ -133,11 +130,17 @@ class FreeReplica:
             contribution += residual
         self._statistics.contribute(self._updates.buffers(), magnitudes, contribution)
 
-    def adopt(self, shards: int, magnitudes: Sequence[int], counters: Sequence[int]) -> int:
-        """Take the sum over; returns the fingerprint of the parameters. shards: of the run. Raises NonFinite."""
+    def adopt(self, shards: int, magnitudes: Sequence[int], counters: Sequence[int], printed: int) -> int:
+        """Take the sum over; returns the fingerprint of the parameters. shards: of the run; printed: the fingerprint of all
+        updates of the sprint. Raises NonFinite, Inconsistent."""
         replica, summed = self.replica, self._memory.result
         end = self._statistics.start
         self._start_into(self._x)[:end].add_(summed[:end])
+        found = exact.fingerprint_of_integers(self._x)
+        if not self._updates.holds_back and found != wrap(self._printed_start + printed):
+            raise Inconsistent(
+                "the sum of a rest is not that of the updates before it", COPIED_OTHERWISE, code="replica.other-sum"
+            )
         if overflows(self._x):
             name = name_of(replica.layout, int(self._x.abs().argmax()))
             raise NonFinite(
@@ -148,7 +151,7 @@ class FreeReplica:
         self._updates.show(self._x)
         replica.adopt(self._statistics.means(magnitudes, summed, shards), counters)
         self._states.commit()
-        return exact.fingerprint_of_integers(self._x)
+        return found
 
     def give_up(self) -> None:
         """Back to the last sync barrier."""

@@ -21,6 +21,7 @@ from orchestrator.comm.collectives import BARRIER, VOTE, Exchange
 from orchestrator.config.plan import Plan
 from orchestrator.controller.events import Begin
 from orchestrator.errors import Inconsistent
+from orchestrator.numerics.exact import wrap
 from orchestrator.records.clocks import AsyncPhase
 from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
@@ -42,8 +43,8 @@ class Replica(Protocol):
     def contribute(self, consensus: BarrierConsensus) -> None:
         """Complete what this member puts into the sum."""
 
-    def adopt(self, consensus: BarrierConsensus) -> int | None:
-        """Take the sum over; returns the fingerprint of the parameters."""
+    def adopt(self, consensus: BarrierConsensus, printed: int) -> int | None:
+        """Take the sum over; returns the fingerprint of the parameters. printed: that of all updates of the async phase."""
 
     def updates_made(self) -> Sequence[CompletedUpdate]:
         """The updates of the async phase that this member has made."""
@@ -61,7 +62,7 @@ class Nothing:
     def contribute(self, consensus: BarrierConsensus) -> None:
         pass
 
-    def adopt(self, consensus: BarrierConsensus) -> int | None:  # noqa: ARG002
+    def adopt(self, consensus: BarrierConsensus, printed: int) -> int | None:  # noqa: ARG002
         return None
 
     def updates_made(self) -> Sequence[CompletedUpdate]:
@@ -121,7 +122,7 @@ def synchronize(
         record, async_phase = replayed
     ordered = free.carry + reports.in_order(async_phase, streams)
     lines, carry = reports.lines(ordered, state.steps, steps, last=steps == terms.steps, per_line=shape.shards)
-    fingerprint = member.adopt(consensus)
+    fingerprint = member.adopt(consensus, wrap(sum(done.fingerprint for stream in streams for done in stream)))
     assert fingerprint is not None
     published = {**record, "parameters": f"{fingerprint % 2**64:016x}"}
     return StepOutcome(steps, lines, state.grid, requests, Clocks(consensus.clocks, number + 1, carry, (), published))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from orchestrator.comm.collectives import Exchange
-from orchestrator.errors import Inconsistent
+from orchestrator.errors import COPIED_OTHERWISE, Inconsistent
 from orchestrator.numerics import exact
 from orchestrator.optim.clipping import Norm
 from orchestrator.worker.between_steps.run_state import RunState, SecondVote
@@ -72,6 +72,7 @@ class Ballot:
             if (high, low) != (~not_high, ~not_low) or (stage == self._stage and prints[-1] != exact.wrap(own)):
                 raise Inconsistent(
                     f"step {step}: the members that host stage {stage} have different sums of its gradients",
+                    COPIED_OTHERWISE,
                     code="stages.other-sums",
                 )
         if self._norm is not None:
