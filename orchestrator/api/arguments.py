@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from orchestrator.errors import UsageError
+
 
 def require(name: str, given: object, *types: type, optional: bool = False) -> None:
     """Raises UsageError where the value is of none of these types. optional: None will do, too."""
-    from orchestrator.errors import UsageError
-
     if given is None and optional:
         return
     if not isinstance(given, types) or (isinstance(given, bool) and bool not in types):
@@ -21,8 +21,6 @@ def require(name: str, given: object, *types: type, optional: bool = False) -> N
 
 def require_number(name: str, given: object, least: int) -> None:
     """Raises UsageError for anything but a whole number of at least so much."""
-    from orchestrator.errors import UsageError
-
     require(name, given, int)
     if isinstance(given, int) and given < least:
         raise UsageError(f"{name} is {given}: expected at least {least}", code="command.argument-value")
@@ -30,16 +28,12 @@ def require_number(name: str, given: object, least: int) -> None:
 
 def require_texts(name: str, given: Iterable[object]) -> None:
     """Raises UsageError for anything but a list of texts; one text is none, as it would be read letter by letter."""
-    from orchestrator.errors import UsageError
-
     if isinstance(given, str) or not isinstance(given, Iterable) or not all(isinstance(each, str) for each in given):
         raise UsageError(f"{name} is {given!r}: expected a list of texts", code="command.argument-list")
 
 
 def require_one_of(name: str, given: object, *values: str) -> None:
     """Raises UsageError for another value."""
-    from orchestrator.errors import UsageError
-
     if given not in values:
         raise UsageError(
             f"{name} is {given!r}: expected {' or '.join(map(repr, values))}", code="command.argument-choice"
@@ -48,8 +42,6 @@ def require_one_of(name: str, given: object, *values: str) -> None:
 
 def require_overrides(overrides: Sequence[object]) -> None:
     """Raises UsageError for an override that is no text."""
-    from orchestrator.errors import UsageError
-
     for each in overrides:
         if not isinstance(each, str):
             raise UsageError(
@@ -61,7 +53,5 @@ def require_overrides(overrides: Sequence[object]) -> None:
 
 def require_callable(name: str, given: object) -> None:
     """Raises UsageError for what cannot be called."""
-    from orchestrator.errors import UsageError
-
     if not callable(given):
         raise UsageError(f"{name} is {given!r}: expected a function", code="command.argument-function")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from orchestrator.api.arguments import require, require_callable, require_one_of, require_overrides
+from orchestrator.api.one_launch import alone
 from orchestrator.api.results import Rerun, Run, Sweep, name_of
 from orchestrator.records import phases
 
@@ -20,6 +21,7 @@ _TRUST = "trust=true"
 
 
 @phases.of_a_launch()
+@alone()
 def launch(
     conf: str | Path | Mapping[str, Any], *overrides: str, on_event: Callable[[Mapping[str, Any]], object] | None = None
 ) -> Run:
@@ -55,6 +57,7 @@ def launch(
 
 
 @phases.of_a_launch()
+@alone()
 def resume(run_id: str | Run = "last", *overrides: str, trust: bool = False, uri: str | None = None) -> Run | Sweep:
     """Go on with a run, a sweep or an ensemble from where it stands, and wait for its end; the same as `resume=RUN_ID`.
 
@@ -129,6 +132,7 @@ def rerun(
     return Rerun(report["verdict"], done.text, new, done.rerun_of, report, project_folder(Path.cwd()), uri)
 
 
+@alone()
 def sweep(
     conf: str | Path | Mapping[str, Any],
     *overrides: str,

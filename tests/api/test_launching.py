@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 import orchestrator
-from orchestrator.api import launching
+from orchestrator.api import launching, one_launch
 from tests.refusals import refused
 
 
@@ -77,3 +79,26 @@ def test_a_script_in_a_folder_below_finds_modules_of_the_project(
     for _ in range(2):
         launching._find_modules_of_the_project()
     assert sys.path == ["", str(tmp_path / "scripts"), "/packages"]
+
+
+@pytest.mark.parametrize(
+    "call", [orchestrator.launch, orchestrator.sweep, orchestrator.resume], ids=lambda c: c.__name__
+)
+def test_a_launch_within_a_launch_is_refused(call: Callable[..., Any]) -> None:
+    with one_launch.alone(), refused("command.another-launch"):
+        call("nothing-that-is-there")
+    with pytest.raises(orchestrator.OrchestratorError) as caught:  # once the first has ended it may
+        call("nothing-that-is-there")
+    assert "command.another-launch" not in caught.value.codes
+
+
+def test_a_launch_leaves_a_ray_alone_that_the_program_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: True))
+    with refused("command.in-ray"):
+        orchestrator.launch("digits")
+
+
+def test_a_launch_is_refused_in_a_process_that_was_forked_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_launch, "_process_of_launches", os.getppid())
+    with refused("command.forked"):
+        orchestrator.launch("digits")
