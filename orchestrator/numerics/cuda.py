@@ -35,8 +35,8 @@ def build_problem() -> str | None:
         return None
     return coded(
         "gpu.torch-without",
-        f"run.device: torch {torch.__version__} is built without CUDA; install a build with CUDA, or launch with "
-        "run.device=cpu",
+        f"run.device: torch {torch.__version__} is built without CUDA; install a build with CUDA, or launch a new "
+        "run with run.device=cpu",
     )
 
 
@@ -57,7 +57,8 @@ def start() -> None:
     raise ConfigurationError(
         [
             f"run.device: the GPU does not compute: {error}; look at nvidia-smi on this node (driver, memory, and compute "
-            "mode: Default, where workers share a GPU), take a torch built for this GPU, or run.device=cpu"
+            "mode: Default, where workers share a GPU), take a torch built for this GPU, or launch a new run with "
+            "run.device=cpu"
         ],
         code="gpu.does-not-compute",
     ) from error
@@ -263,8 +264,8 @@ def _none_visible() -> str:
     return coded(
         "gpu.not-visible",
         f"run.device: no GPU is visible to this process (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}, "
-        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or launch with run.device=cpu; "
-        "where there was one before, start the container again, or reboot",
+        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or launch a new run with "
+        "run.device=cpu; where there was one before, start the container again, or reboot",
     )
 
 

@@ -129,7 +129,7 @@ def test_a_worker_that_cannot_compute_on_a_gpu_says_why(digits: Project) -> None
         )
     assert done.code == 2
     assert done.err.count("error: ") == 1
-    assert "is built without CUDA; install a build with CUDA, or launch with run.device=cpu" in done.err
+    assert "is built without CUDA; install a build with CUDA, or launch a new run with run.device=cpu" in done.err
     assert "Traceback" not in done.err
     assert project.runs()[done.report["run_id"]] == "FAILED"
 

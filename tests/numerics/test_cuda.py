@@ -48,7 +48,7 @@ def test_a_torch_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert refusal() == (
         f"the configuration is wrong: run.device: torch {torch.__version__} is built without CUDA; "
-        "install a build with CUDA, or launch with run.device=cpu"
+        "install a build with CUDA, or launch a new run with run.device=cpu"
     )
 
 

@@ -135,7 +135,7 @@ def unknown(error: CardsUnknown) -> str | None:
         return coded(
             "gpu.no-answer",
             f"run.device: {error}: the driver of the GPUs hangs; look at dmesg for Xid, end what uses the cards, and reboot "
-            "the machine or reset the card, or launch with run.device=cpu",
+            "the machine or reset the card, or launch a new run with run.device=cpu",
         )
     fault = card_faults.named_in(str(error))
     if fault is not None:
@@ -145,7 +145,7 @@ def unknown(error: CardsUnknown) -> str | None:
     return coded(
         "gpu.no-driver",
         f"run.device: {cards.PROGRAM} finds no driver: {error}; load NVIDIA's driver on this machine (for a container: start "
-        "it with GPUs), or launch with run.device=cpu",
+        "it with GPUs), or launch a new run with run.device=cpu",
     )
 
 
@@ -155,7 +155,7 @@ def problem_of(variable: str | None, cards_here: Sequence[Card]) -> str | None:
         return coded(
             "gpu.none-here",
             f"run.device: {cards.PROGRAM} finds no GPU on this machine; start the run where there is one (for a container: "
-            "give it GPUs), or launch with run.device=cpu",
+            "give it GPUs), or launch a new run with run.device=cpu",
         )
     if variable is None:
         return None
@@ -187,7 +187,7 @@ def _hidden(given: str) -> str | None:
     return coded(
         "gpu.hidden",
         f"run.device: {VARIABLE}={given!r} hides all GPUs; unset it, name those that the run may have, or "
-        "launch with run.device=cpu",
+        "launch a new run with run.device=cpu",
     )
 
 
