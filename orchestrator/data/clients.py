@@ -82,15 +82,15 @@ class ClientSampler:
 
     def indices(self, step: int, slot: int) -> list[int]:
         """The samples of a local step, numbered through the run, as indices into the dataset; empty when it has none."""
-        round_, nth = divmod(step, self.steps_per_round)
+        round_, local_step = divmod(step, self.steps_per_round)
         client = self.client(round_, slot)
         part, rows = self._parts[client], self._rows[slot]
-        if nth >= self._steps_of(len(part.samples), rows):
+        if local_step >= self._steps_of(len(part.samples), rows):
             return []
         found = (
-            self._by_epochs(round_, nth, client, rows)
+            self._by_epochs(round_, local_step, client, rows)
             if self._local.epochs
-            else self._by_steps(round_, nth, client, rows)
+            else self._by_steps(round_, local_step, client, rows)
         )
         if part.weights is not None:
             found = by_weight(numpy.cumsum(part.weights), len(found), self._seed, step, slot)
@@ -101,19 +101,19 @@ class ClientSampler:
         """The steps of a client with so many samples, in batches of so many rows."""
         return self._local.in_steps(-(-samples // rows)) if samples else 0
 
-    def _by_epochs(self, round_: int, nth: int, client: int, rows: int) -> numpy.ndarray:
+    def _by_epochs(self, round_: int, local_step: int, client: int, rows: int) -> numpy.ndarray:
         """Positions in the part."""
         samples = len(self._parts[client].samples)
         batches = -(-samples // rows)
-        epoch, batch = divmod(nth, batches)
+        epoch, batch = divmod(local_step, batches)
         first, end = samples * batch // batches, samples * (batch + 1) // batches
         return self._pass(round_ * self._local.in_steps(1) + epoch, client)[first:end].numpy()
 
-    def _by_steps(self, round_: int, nth: int, client: int, rows: int) -> numpy.ndarray:
+    def _by_steps(self, round_: int, local_step: int, client: int, rows: int) -> numpy.ndarray:
         """Positions in the part."""
         samples = len(self._parts[client].samples)
         passes = -(-self.steps_per_round * max(self._rows) // samples)  # of a round at most
-        first, pieces = nth * rows, []
+        first, pieces = local_step * rows, []
         while rows:
             number, start = divmod(first, samples)
             piece = self._pass(round_ * passes + number, client)[start : start + rows].numpy()

@@ -69,7 +69,7 @@ def batch_invariant(call: Call, inputs: Any, rows: int) -> Any:
             used = sorted(batch)
             filled = [batch.get(place, batch[used[0]]) for place in range(rows)]
             pieces.append(_rows_of(call(_taken(inputs, filled)), rows, used))
-            found |= {hashes[batch[place]]: len(found) + nth for nth, place in enumerate(used)}
+            found |= {hashes[batch[place]]: len(found) + index for index, place in enumerate(used)}
     return _joined(pieces, [found[each] for each in hashes])
 
 

@@ -76,20 +76,20 @@ def of_each(vectors: Sequence[torch.Tensor | None], counts: Sequence[int], *, ke
     """The largest elements of several vectors, as `Chosen.of`. All lie in host memory, or on one device."""
     found: list[Chosen | None] = [None] * len(vectors)
     alike = defaultdict[tuple[int, int], list[tuple[int, torch.Tensor]]](list)
-    for nth, (vector, count) in enumerate(zip(vectors, counts, strict=True)):
+    for index, (vector, count) in enumerate(zip(vectors, counts, strict=True)):
         if vector is None:
             continue
         if in_host_memory(vector):
-            found[nth] = Chosen.of(vector, count, keeps=keeps)
+            found[index] = Chosen.of(vector, count, keeps=keeps)
         else:
-            alike[vector.numel(), min(count, vector.numel())].append((nth, vector))
+            alike[vector.numel(), min(count, vector.numel())].append((index, vector))
     for (elements, count), listed in alike.items():
         most = max(1, TOGETHER // max(1, elements))
         for start in range(0, len(listed), most):
             some = listed[start : start + most]
             chosen = _together([vector for _, vector in some], count, keeps=keeps)
-            for (nth, _), one in zip(some, chosen, strict=True):
-                found[nth] = one
+            for (index, _), one in zip(some, chosen, strict=True):
+                found[index] = one
     return found
 
 

@@ -39,8 +39,8 @@ class HostTransfer(Protocol):
     @property
     def result(self) -> Sequence[torch.Tensor]: ...
 
-    def out(self, tensors: Tensors, nth: int) -> Tensors:
-        """The tensors in host memory, where they stay until the next call with the same `nth`."""
+    def out(self, tensors: Tensors, index: int) -> Tensors:
+        """The tensors in host memory, where they stay until the next call with the same `index`."""
 
     def back(self) -> None:
         """Bring the sum into `result`."""
@@ -207,12 +207,12 @@ class Copying:
     def begin_together(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Arriving]:
         there: list[list[torch.Tensor]] = []
 
-        def of(nth: int) -> list[torch.Tensor]:
+        def of(index: int) -> list[torch.Tensor]:
             if not there:
                 there.extend(_by_rows([self._copied(tensor) for tensor in tensors], rows))
-            return there[nth]
+            return there[index]
 
-        return [self._part(here, partial(of, nth)) for nth, here in enumerate(_by_rows(tensors, rows))]
+        return [self._part(here, partial(of, index)) for index, here in enumerate(_by_rows(tensors, rows))]
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(elements, dtype=dtype, device=self.device)
@@ -401,7 +401,7 @@ class _InPlace:
     def __init__(self, result: Sequence[torch.Tensor]) -> None:
         self.result = result
 
-    def out(self, tensors: Tensors, nth: int) -> Tensors:  # noqa: ARG002
+    def out(self, tensors: Tensors, index: int) -> Tensors:  # noqa: ARG002
         return tensors
 
     def back(self) -> None:
@@ -419,22 +419,22 @@ class _Carrying:
         self._here: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         self.result = self._views
 
-    def out(self, tensors: Tensors, nth: int) -> Tensors:
+    def out(self, tensors: Tensors, index: int) -> Tensors:
         pairs = [(view, tensor) for view, tensor in zip(self._views, tensors, strict=True) if tensor is not None]
         if pairs:
             foreach.copy([view for view, _ in pairs], [tensor for _, tensor in pairs])
-        flat, views = self._buffer(nth)
+        flat, views = self._buffer(index)
         flat.copy_(self._there)  # waits until it is done: what comes next reads it
         return [None if tensor is None else view for tensor, view in zip(tensors, views, strict=True)]
 
     def back(self) -> None:
         self._there.copy_(self._sum)
 
-    def _buffer(self, nth: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        while len(self._here) <= nth:
+    def _buffer(self, index: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        while len(self._here) <= index:
             flat = _page_locked_zeros(self._layout.size, self._there.device)
             self._here.append((flat, self._layout.views(flat)))
-        return self._here[nth]
+        return self._here[index]
 
 
 def _nothing() -> None:

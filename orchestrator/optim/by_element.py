@@ -94,15 +94,15 @@ def _keeps_to_it(optimizer: torch.optim.Optimizer, group: int) -> bool:
         gradient = torch.randn(_TRIED, generator=generator) * 10.0 ** torch.randint(
             -6, 3, (_TRIED,), generator=generator
         )
-        for nth, (tried, gradients) in enumerate(
+        for index, (tried, gradients) in enumerate(
             (([whole], [gradient]), (pieces, [each.clone() for each in torch.split(gradient, _CUT)]))
         ):
             for each, own in zip(tried, gradients, strict=True):
                 each.grad = own
             groups = [tried if other == group else [] for other in range(len(optimizer.param_groups))]
-            with stepping(optimizer, groups, states[nth]) as state:
+            with stepping(optimizer, groups, states[index]) as state:
                 optimizer.step()
-            states[nth] = dict(state)
+            states[index] = dict(state)
     return same_bits(whole, torch.cat(pieces)) and _same_state(
         states[0].get(whole, {}), [states[1].get(p, {}) for p in pieces]
     )

@@ -134,10 +134,10 @@ class _Run:
         parts = {key: torch.split(whole, self._piece) for key, whole in self._large.items()}
         return {
             piece: {
-                key: parts[key][nth] if key in parts else (_copied(value) if nth else value)
+                key: parts[key][index] if key in parts else (_copied(value) if index else value)
                 for key, value in own.items()
             }
-            for nth, piece in enumerate(self.pieces)
+            for index, piece in enumerate(self.pieces)
         }
 
     def begin(self, second: torch.optim.Optimizer) -> bool:
@@ -147,7 +147,7 @@ class _Run:
         wholes: dict[str, torch.Tensor] = {}
         numbers: State = {}
         self.take_gradients()
-        for nth, piece in enumerate(self.pieces):
+        for index, piece in enumerate(self.pieces):
             second.param_groups = [{**self._group, "params": [piece]}]
             second.step()
             for key, value in second.state.pop(piece, State()).items():
@@ -157,7 +157,7 @@ class _Run:
                 if key not in wholes:
                     wholes[key] = value.new_zeros(self._size)
                     numbers[key] = None  # its place in the order
-                wholes[key][nth * self._piece : (nth + 1) * self._piece].copy_(value)
+                wholes[key][index * self._piece : (index + 1) * self._piece].copy_(value)
         self._keeps_nothing = not numbers
         for key, value in numbers.items():
             values = (

@@ -271,12 +271,12 @@ class LockstepStrategy(_WholeModel):
         """Let the workers of this host divide the update, where it is to be."""
         if self._updater.divided is None:
             return
-        places = context.generation.updates
-        place = places[context.rank] if places else None
-        beside = [rank for rank, other in enumerate(places) if place is not None and other == place]
-        nth = beside.index(context.rank) if beside else 0
+        memories = context.generation.updates
+        memory = memories[context.rank] if memories else None
+        beside = [rank for rank, other in enumerate(memories) if memory is not None and other == memory]
+        index = beside.index(context.rank) if beside else 0
         try:
-            self._updater.divided.settle(place, nth, len(beside))
+            self._updater.divided.settle(memory, index, len(beside))
         except RunFailed:
             # The worker that has that memory may have died just now: its connections tell so, or the driver.
             context.transport.poll((), _DEATH_S)

@@ -174,7 +174,7 @@ def _asked(path: KeyPath) -> str:
     """As it is typed; a key with a dot in it cannot stand on the left of an equals sign."""
     if path == _PATH:
         return f"{'.'.join(path)}=PATH"
-    plain = next((nth for nth, part in enumerate(path) if "." in part), len(path))
+    plain = next((index for index, part in enumerate(path) if "." in part), len(path))
     value = "VALUE"
     for part in reversed(path[plain:]):
         value = f"{{{part}: {value}}}"

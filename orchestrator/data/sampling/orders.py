@@ -229,9 +229,9 @@ class _Blocks:
         places = numpy.arange(block.number * self._size, min((block.number + 1) * self._size, count))
         files = permuted(places, count, self._keys(epoch))
         ends = numpy.cumsum(self._files.lengths(files))
-        nth = numpy.searchsorted(ends, shuffled, "right")
-        within = shuffled - numpy.where(nth > 0, ends[nth - 1], 0)
-        found: Whole = self._files.first(files[nth]) + within
+        index = numpy.searchsorted(ends, shuffled, "right")
+        within = shuffled - numpy.where(index > 0, ends[index - 1], 0)
+        found: Whole = self._files.first(files[index]) + within
         return found
 
 

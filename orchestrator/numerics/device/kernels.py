@@ -183,24 +183,26 @@ class Accumulator:
 
     def _row(self) -> torch.Tensor:
         """A row that has nothing in it, for the largest bits of the next shard. One call prepares many rows."""
-        nth = self._taken
+        index = self._taken
         self._taken += 1
-        if nth % _ROWS == 0:
-            if nth == len(self._rows):
+        if index % _ROWS == 0:
+            if index == len(self._rows):
                 table = self._total.new_empty((_ROWS, len(self._slots)), dtype=torch.int32)
                 self._tables.append(table)
                 self._rows.extend(table.unbind())
-            self._tables[nth // _ROWS].fill_(ABSENT)
-        return self._rows[nth]
+            self._tables[index // _ROWS].fill_(ABSENT)
+        return self._rows[index]
 
     def weights(self) -> list[float]:
         """The weights since `clear`; those that nobody has looked at are read all at once."""
-        late = {nth: weight for nth, weight in enumerate(self._weights) if isinstance(weight, torch.Tensor)}
+        late = {index: weight for index, weight in enumerate(self._weights) if isinstance(weight, torch.Tensor)}
         known = dict(zip(late, torch.cat([*late.values()]).tolist() if late else (), strict=True))
-        found = [known[nth] if isinstance(weight, torch.Tensor) else weight for nth, weight in enumerate(self._weights)]
-        added = [nth for nth, weight in enumerate(found) if weight or nth not in known]
-        self._largest = [self._largest[nth] for nth in added]
-        self._weights = [found[nth] for nth in added]
+        found = [
+            known[index] if isinstance(weight, torch.Tensor) else weight for index, weight in enumerate(self._weights)
+        ]
+        added = [index for index, weight in enumerate(found) if weight or index not in known]
+        self._largest = [self._largest[index] for index in added]
+        self._weights = [found[index] for index in added]
         return found
 
     def complete(self, alone: tuple[float, torch.Tensor] | None = None) -> NDArray[numpy.int64]:

@@ -16,7 +16,7 @@ from orchestrator.worker.model.output_checks import check_finite, is_late, loss_
 
 
 class Given:
-    """A micro-batch, and what the user's loss gives of it, or of another one."""
+    """A training micro-batch, and the function that calls the user's loss with it, or with another one."""
 
     def __init__(self, arriving: Arriving, function: Callable[[Any], Any]) -> None:
         self.arriving, self.function = arriving, function

@@ -436,7 +436,7 @@ def reason(error: BaseException) -> str:
     while (before := chain[-1].__context__) is not None:
         chain.append(before)
     lines = [_users_line(each) for each in chain]
-    first = max((nth for nth, line in enumerate(lines) if line), default=len(chain) - 1)
+    first = max((index for index, line in enumerate(lines) if line), default=len(chain) - 1)
     text = str(chain[first]).strip()
     what = text.splitlines()[0] if text else type(chain[first]).__name__
     if any(map(gpu_memory.ran_out, chain)):

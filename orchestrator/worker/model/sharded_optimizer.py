@@ -114,8 +114,8 @@ class ShardedOptimizer:
         self._slots = {id(parameter): slot for parameter, slot in zip(replica.parameters, slots, strict=True)}
         self._numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         self._group_of = {  # in the order of the groups
-            self._numbers[id(parameter)]: nth
-            for nth, group in enumerate(optimizer.param_groups)
+            self._numbers[id(parameter)]: index
+            for index, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
             if id(parameter) in self._numbers
         }
@@ -132,14 +132,14 @@ class ShardedOptimizer:
         """Whether other workers of this host take part."""
         return self._memory is not None
 
-    def settle(self, place: MemoryHandle | None, nth: int, workers: int) -> None:
-        """In this generation this is the nth of so many workers of its host, whose memory lies there; None: it is alone. Raises
-        RunFailed where it cannot be reached, and MemoryError."""
-        if place is None:
+    def settle(self, memory: MemoryHandle | None, index: int, workers: int) -> None:
+        """Take part in a generation in which so many workers of this host divide the update; this one is number `index` of
+        them. memory: theirs; None: this worker is alone. Raises RunFailed where it cannot be reached, and MemoryError."""
+        if memory is None:
             self._leave()
         else:
-            self._open(place)
-        self._own = tuple(_shares([piece.stop - piece.start for piece in self._pieces], nth, workers))
+            self._open(memory)
+        self._own = tuple(_shares([piece.stop - piece.start for piece in self._pieces], index, workers))
 
     def make(
         self,
@@ -324,11 +324,11 @@ def _pieces_of(parameter: int, slot: Slot) -> Iterator[Piece]:
         yield Piece(parameter, start, min(start + PIECE, slot.elements), slot.offset + start)
 
 
-def _shares(sizes: Sequence[int], nth: int, workers: int) -> Iterator[int]:
-    """The pieces whose middle lies in the nth part of all elements."""
+def _shares(sizes: Sequence[int], index: int, workers: int) -> Iterator[int]:
+    """The pieces of worker `index`: their middle lies in its part of all elements."""
     total, before = sum(sizes), 0
     for n, size in enumerate(sizes):
-        if (2 * before + size) * workers // (2 * total) == nth:
+        if (2 * before + size) * workers // (2 * total) == index:
             yield n
         before += size
 

@@ -143,8 +143,8 @@ class TrainingSamples:
 
     def where(self, step: int, shard: int) -> str:
         """A micro-batch for messages."""
-        round_, nth = divmod(step, self.steps_per_round)
-        when = f"round {round_}, local step {nth}" if self._in_rounds else f"step {step}"
+        round_, local_step = divmod(step, self.steps_per_round)
+        when = f"round {round_}, local step {local_step}" if self._in_rounds else f"step {step}"
         return f"{when}{self.whose(round_, shard)}"
 
     def whose(self, round_: int, shard: int) -> str:

@@ -261,8 +261,8 @@ class StageGraphs:
         if _drawn_in_host_memory(example, eager):
             return _IN_HOST_MEMORY
         recordings = self._shapes[key].recordings
-        for nth, recording in enumerate(recordings):
-            between = recordings[nth - 1] if len(recordings) > 1 else None
+        for index, recording in enumerate(recordings):
+            between = recordings[index - 1] if len(recordings) > 1 else None
             if not _alike(self._again(recording, example, between), eager):
                 return "done again from a recording, a micro-batch gives other bits"
         return ""

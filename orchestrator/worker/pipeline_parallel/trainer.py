@@ -236,8 +236,8 @@ class StageTrainer:
             border_values = parts.stage.backward(record, behind, arrived_ties)
         guests = take_gradients(parameters, frozenset(parts.held.guests))
         tied |= {name: pack(gradient) for name, gradient in guests.items()}
-        nth = len(tally.shards) % self._summation.most_waiting
-        contribution = parts.host_transfer.out(replica.contribution(), nth)
+        index = len(tally.shards) % self._summation.most_waiting
+        contribution = parts.host_transfer.out(replica.contribution(), index)
         self._summation.add(shard, contribution, weight, grid)
         tally.add(shard, weight, contribution)
         if parts.graphs is not None:
@@ -258,9 +258,9 @@ class StageTrainer:
         for shard, error in tally.look_back().items():
             self._faults.setdefault(shard, error)
         shards = tally.shards
-        for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            named = self._parts.workload.batches.named(step, shards[nth])
-            self._faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth], named))
+        for index, i in numpy.argwhere(magnitudes >= INFINITE):
+            named = self._parts.workload.batches.named(step, shards[index])
+            self._faults.setdefault(shards[index], not_finite(self._parts.replica, i, step, shards[index], named))
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
 
     def _check(self, options: list[dict[str, object]]) -> None:

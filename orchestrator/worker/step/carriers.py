@@ -225,7 +225,7 @@ class _LargestResult:
             elif vectors[0] is not None:
                 vectors[0].add(row.weight, total)
         means = torch.split(divided(total, self._total_weight), list(self._elements[first : first + count]))
-        return {first + nth: mean for nth, mean in enumerate(means)}
+        return {first + index: mean for index, mean in enumerate(means)}
 
 
 class _LevelsResult:

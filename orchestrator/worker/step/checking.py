@@ -142,7 +142,7 @@ def answer_of(computed: Contribution | None, replica: Replica) -> int:
         return EMPTY_SHARD
     counters = replica.counter_values()
     digest = hashlib.sha256(f"{float(computed.loss).hex()} {float(computed.weight).hex()} {counters}".encode())
-    gradients = ((str(nth), tensor) for nth, tensor in enumerate(computed.tensors) if tensor is not None)
+    gradients = ((str(index), tensor) for index, tensor in enumerate(computed.tensors) if tensor is not None)
     update_in_place(digest, (*replica.joined.items(), *gradients))
     return int.from_bytes(digest.digest()[:8], "little") >> 2
 

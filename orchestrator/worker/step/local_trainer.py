@@ -274,11 +274,11 @@ class LocalTrainer:
             self._replica.forget()
         return gradients
 
-    def _compute(self, step: int, shard: int, nth: int, *, late: bool = False) -> Contribution | None:
-        """The contribution of one shard, in host memory. nth: its place among the contributions that wait to be added
+    def _compute(self, step: int, shard: int, index: int, *, late: bool = False) -> Contribution | None:
+        """The contribution of one shard, in host memory. index: its place among the contributions that wait to be added
         up, whose memory may not be overwritten; late: as of `Contributing.compute`."""
         computed = self._contribution(step, shard, late=late)
-        return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
+        return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, index))
 
     def _contribution(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
         found = self._gradients.compute(step, shard, late=late)
@@ -307,8 +307,8 @@ class LocalTrainer:
                 return shard, self._gradients.workload.batches.not_finite(step, shard, loss)
         if fault is not None:
             return fault
-        for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            if (shard := shards[nth]) in tally.shards:
+        for index, i in numpy.argwhere(magnitudes >= INFINITE):
+            if (shard := shards[index]) in tally.shards:
                 return shard, not_finite(self._replica, i, step, shard, self._gradients.named(step, shard))
         if unweighed is not None:
             return unweighed
