@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from orchestrator.numerics import foreach
 from orchestrator.numerics.copy_stream import page_locked
+from orchestrator.numerics.enqueued import collected
 from orchestrator.numerics.exact import LOOPS, MAGNITUDE, in_host_memory, start_of
-from orchestrator.numerics.staging import collected
 
 TOGETHER: Final = 1 << 24  # elements that operations of torch take at once: of several vectors, or of a longer one
 _DIGITS: Final = 2048

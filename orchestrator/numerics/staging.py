@@ -13,9 +13,7 @@ worker uses one GPU.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
@@ -23,7 +21,9 @@ from typing import Any, Final, Protocol
 import torch
 
 from orchestrator.numerics import foreach
+from orchestrator.numerics.batches import mapped, tensors_of
 from orchestrator.numerics.copy_stream import Begun, CopyStream, page_locked
+from orchestrator.numerics.enqueued import mark_of
 from orchestrator.numerics.layout import Layout
 
 # Smaller batches are copied where they are computed with: events would cost the thread more than the card waits for the copy.
@@ -192,15 +192,15 @@ class Copying:
         return self.begin(batch).there()
 
     def begin(self, batch: Any) -> Arriving:
-        tensors = list(_tensors_of(batch))
+        tensors = list(tensors_of(batch))
         begun = self._begun([tensor for tensor in tensors if _in_host_memory(tensor)])
         if begun is None:
-            return Arriving(batch, lambda: self._moved(batch, self._copied))
+            return Arriving(batch, lambda: mapped(batch, self._copied, self._object))
 
         def bring() -> Any:
             found = iter(begun.arrive())
             left = iter([next(found) if _in_host_memory(tensor) else self._copied(tensor) for tensor in tensors])
-            return self._moved(batch, lambda _: next(left))
+            return mapped(batch, lambda _: next(left), self._object)
 
         return Arriving(batch, bring, bring)
 
@@ -253,33 +253,11 @@ class Copying:
         begins."""
         return Arriving(here, lambda: [tensor.clone() for tensor in there()], there, waits=True)
 
+    def _object(self, batch: Any) -> Any:
+        return batch.to(self.device)
+
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         return page_locked(tensor, self.device).to(self.device, copy=True, non_blocking=True)
-
-    def _moved(self, batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """move: for each tensor, in the order of `_tensors_of`."""
-        if isinstance(batch, torch.Tensor):
-            return move(batch)
-        if callable(getattr(batch, "to", None)):
-            return batch.to(self.device)
-        if isinstance(batch, Mapping):
-            moved = {key: self._moved(value, move) for key, value in batch.items()}
-            return moved if type(batch) is dict else _with_items(batch, moved)
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*(self._moved(each, move) for each in batch))
-        if isinstance(batch, (list, tuple)):
-            return type(batch)(self._moved(each, move) for each in batch)
-        if _has_fields(batch):
-            return self._with_fields(batch, move)
-        return batch
-
-    def _with_fields(self, batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Not `replace`, which calls __init__ again."""
-        other = copy.copy(batch)
-        for field in dataclasses.fields(batch):
-            if hasattr(batch, field.name):
-                object.__setattr__(other, field.name, self._moved(getattr(batch, field.name), move))
-        return other
 
 
 class Resident(Copying):
@@ -307,92 +285,6 @@ class Resident(Copying):
 def on(device: str) -> Staging:
     """The staging for `run.device`."""
     return Direct() if device == "cpu" else Copying(torch.device(device))
-
-
-class Mark(Protocol):
-    """A point in what was enqueued on a device, as `torch.cuda.Event`."""
-
-    def query(self) -> bool:
-        """Whether the device has come there."""
-
-    def synchronize(self) -> None:
-        """Wait until it has."""
-
-
-def mark_of(device: torch.device) -> Mark | None:
-    """The present end of what is enqueued there; None where nothing ever is."""
-    if device.type != "cuda":
-        return None
-    event: Mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()  # type: ignore[attr-defined]
-    return event
-
-
-def collected(size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """As `collecting`, when they are there. One wait brings all that lie on a GPU."""
-    bytes_here = collecting(size_bytes, pieces)
-    if _on_card(pieces):
-        torch.cuda.current_stream().synchronize()
-    return bytes_here
-
-
-def collecting(size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """New bytes in host memory: of each piece those of its tensor, which is 1-D, from an offset on, zeros between them. The
-    memory is page-locked if some lie on a GPU, and they are there when that has done what was enqueued up to now."""
-    on_card = _on_card(pieces)
-    bytes_here = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=on_card)
-    for offset, tensor in pieces:
-        found = tensor.detach().view(torch.uint8)
-        bytes_here[offset : offset + found.numel()].copy_(found, non_blocking=on_card)
-    return bytes_here
-
-
-def _on_card(pieces: Sequence[tuple[int, torch.Tensor]]) -> bool:
-    return any(tensor.device.type == "cuda" for _, tensor in pieces)
-
-
-def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:
-    """The tensors of a batch, and all else in it as something that can be compared and hashed. Two batches with the same rest
-    differ in the values of tensors alone. Follows lists, tuples and plain dicts; None where something else is in it that may
-    hold tensors or cannot be hashed."""
-    tensors: list[torch.Tensor] = []
-
-    def shape_of(part: Any) -> Any:
-        if isinstance(part, torch.Tensor):
-            tensors.append(part)
-            return torch.Tensor, tuple(part.shape), part.dtype, part.stride()
-        if type(part) is dict:
-            return dict, tuple((key, shape_of(value)) for key, value in part.items())
-        if isinstance(part, (list, tuple)):
-            return type(part), tuple(map(shape_of, part))
-        if part is None or isinstance(part, (bool, int, float, str, bytes)):
-            return type(part), part
-        raise TypeError(type(part).__name__)
-
-    try:
-        shape = shape_of(batch)
-        hash(shape)
-    except TypeError:
-        return None
-    return tensors, shape
-
-
-def rebuilt(batch: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """A batch like this one, of these tensors. batch: as `taken_apart` takes it."""
-    left = iter(tensors)
-
-    def built(part: Any) -> Any:
-        if isinstance(part, torch.Tensor):
-            return next(left)
-        if type(part) is dict:
-            return {key: built(value) for key, value in part.items()}
-        if isinstance(part, tuple) and hasattr(part, "_fields"):
-            return type(part)(*map(built, part))
-        if isinstance(part, (list, tuple)):
-            return type(part)(map(built, part))
-        return part
-
-    return built(batch)
 
 
 class _InPlace:
@@ -446,40 +338,9 @@ def _page_locked_zeros(elements: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(elements, pin_memory=device.type == "cuda")
 
 
-def _tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a batch that `Copying` moves one by one."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif callable(getattr(batch, "to", None)):
-        return
-    elif isinstance(batch, Mapping):
-        for _, value in batch.items():
-            yield from _tensors_of(value)
-    elif isinstance(batch, (list, tuple)):
-        for each in batch:
-            yield from _tensors_of(each)
-    elif _has_fields(batch):
-        for field in dataclasses.fields(batch):
-            yield from _tensors_of(getattr(batch, field.name, None))
-
-
 def _by_rows(tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[list[torch.Tensor]]:
     return [list(batch) for batch in zip(*(torch.split(tensor, list(rows)) for tensor in tensors), strict=True)]
 
 
-def _has_fields(batch: Any) -> bool:
-    return dataclasses.is_dataclass(batch) and not isinstance(batch, type)
-
-
 def _in_host_memory(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout == torch.strided
-
-
-def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of the same kind; a plain dict where that cannot be copied, or its copy not changed."""
-    try:
-        other: Any = copy.copy(batch)
-        other.update(items)
-    except (AttributeError, TypeError):
-        return items
-    return other

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import Subset
 
 from orchestrator.config.plan import Variant
+from orchestrator.numerics.batches import rebuilt, taken_apart
 from orchestrator.numerics.device import kernels
-from orchestrator.numerics.staging import rebuilt, taken_apart
 from orchestrator.optim.transforms import Gradients, State
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model import shard_graphs

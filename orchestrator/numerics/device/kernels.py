@@ -22,13 +22,13 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
+from orchestrator.numerics.enqueued import collecting, mark_of
 from orchestrator.numerics.exact import ANCHOR, MAGNITUDE, Sums, Tensors, fingerprint_by_operations, in_order, weighted
 from orchestrator.numerics.fixed_point import LIMIT, Pieces
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import Layout, Run, Slot
 from orchestrator.numerics.levels import Quantizer, quantize_by_operations
 from orchestrator.numerics.lossless_packing import PackedVector, most_bytes, pack
-from orchestrator.numerics.staging import collecting, mark_of
 
 _WHOLE: Final = 2.0**51  # from here on to add an anchor rounds no more
 _ROWS: Final = 32  # of largest bits, that are prepared at once

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.numerics.batches import rebuilt, taken_apart
 from orchestrator.numerics.byte_layout import ByteLayout
 from orchestrator.numerics.copy_stream import page_locked
-from orchestrator.numerics.staging import Arriving, Staging, rebuilt, taken_apart
+from orchestrator.numerics.staging import Arriving, Staging
 
 _ALIGNMENT: Final = 512  # bytes: as torch's allocator places tensors, for kernels may depend on it
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from orchestrator.numerics.staging import Mark
+from orchestrator.numerics.enqueued import Mark
 
 
 class Departures:

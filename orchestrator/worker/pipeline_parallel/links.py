@@ -11,7 +11,7 @@ import torch
 
 from orchestrator.comm.pipeline_schedules import Hosts, Task, groups_of
 from orchestrator.comm.transports.base import Tag, Transport
-from orchestrator.numerics.staging import collected
+from orchestrator.numerics.enqueued import collected
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators, Gradients

@@ -25,7 +25,7 @@ import torch
 from orchestrator.comm.transports.base import ProtocolError, Received, Tag, Transport
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.byte_layout import of_bytes
-from orchestrator.numerics.staging import collecting, mark_of
+from orchestrator.numerics.enqueued import collecting, mark_of
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
 from orchestrator.worker.pipeline_parallel.border_values import (
     TOGETHER,

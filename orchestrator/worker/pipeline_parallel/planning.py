@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
-from orchestrator.numerics.staging import taken_apart
+from orchestrator.numerics.batches import taken_apart
 from orchestrator.pipeline import defines, naming
 from orchestrator.worker.admission import proof
 from orchestrator.worker.between_steps import evaluation

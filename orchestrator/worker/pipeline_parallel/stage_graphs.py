@@ -22,9 +22,10 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from orchestrator.numerics import streams
+from orchestrator.numerics.batches import taken_apart
 from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.copy_stream import page_locked
-from orchestrator.numerics.staging import Staging, taken_apart
+from orchestrator.numerics.staging import Staging
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.calls import Call
 from orchestrator.worker.model.replica import Replica

@@ -19,10 +19,11 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from orchestrator.numerics import streams
+from orchestrator.numerics.batches import taken_apart
 from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.device.kernels import Accumulator, AddedShards
 from orchestrator.numerics.grid import Grid
-from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving, taken_apart
+from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica

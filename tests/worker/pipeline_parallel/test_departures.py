@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 
 @dataclass
 class Mark:
-    """Implements `staging.Mark`. on_look: called with each question."""
+    """Implements `enqueued.Mark`. on_look: called with each question."""
 
     reached: bool = False
     waits: int = 0
