@@ -217,11 +217,14 @@ def test_a_bit_that_flips_between_a_card_and_host_memory_names_the_member(
     assert (verdict.wrong, verdict.shard is None, verdict.copied) == ((READER,), False, False)
 
 
-FREE: dict[str, Any] = {"steps": 4, "shards": 6, "batch_size": 18, "sync": {"name": "ssp", "rest_every": 2}}
+FREE: dict[str, Any] = {"steps": 4, "shards": 6, "batch_size": 18}
+FREE_CASES = [(layout, mode) for layout in (Layout(3), Layout(4, "tree")) for mode in ("ssp", "gossip")]
 
 
-@pytest.mark.parametrize("layout", [Layout(3), Layout(4, "tree")], ids=str)
-def test_a_bit_that_flips_in_the_sum_of_a_rest_ends_the_run(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+@pytest.mark.parametrize("case", FREE_CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_a_bit_that_flips_in_the_sum_of_a_rest_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Layout, str]
+) -> None:
     """All members would take over the same wrong parameters."""
     total = Exchange.total
 
@@ -232,8 +235,9 @@ def test_a_bit_that_flips_in_the_sum_of_a_rest_ends_the_run(monkeypatch: pytest.
         finally:
             NOW.step = 0
 
+    layout, mode = case
     monkeypatch.setattr(Exchange, "total", resting)
     on_device(monkeypatch, Operations, regions(torch.int64, 1))
     with Sockets("unix", layout.workers) as sockets:
-        ends = members_end(p.Wide, layout, wire=sockets.transport, **FREE)
+        ends = members_end(p.Wide, layout, wire=sockets.transport, sync={"name": mode, "rest_every": 2}, **FREE)
     assert "replica.other-sum" in {end.code for end in ends if isinstance(end, Inconsistent)}

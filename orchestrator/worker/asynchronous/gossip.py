@@ -34,7 +34,7 @@ from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierRe
 from orchestrator.worker.asynchronous.rollback import Rollback
 from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates
 from orchestrator.worker.asynchronous.statistics import Statistics
-from orchestrator.worker.asynchronous.sync_barrier import Terms, agree
+from orchestrator.worker.asynchronous.sync_barrier import Terms, agree, require_sum
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
 from orchestrator.worker.member.generation import ProcessServices, Withdrawn
 from orchestrator.worker.model.replica import Replica
@@ -319,6 +319,9 @@ class Gossip:
         self._models.contribute(consensus)
         self._exchange.total(free.barriers, 0, 1.0)
         mean = self._models.averaged(consensus)
+        after_last = entries[-shape.shards :]
+        if after_last:
+            require_sum(mean.fingerprint, sum(printed for _, printed in after_last))
         slots = torch.tensor(to_slots(shape.shards, mean.distances), dtype=torch.int64)
         apart = from_slots(self._exchange.maximum(free.barriers, 1, BARRIER, slots).tolist())
         self._models.adopt(consensus, mean)

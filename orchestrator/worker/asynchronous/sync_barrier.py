@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 from orchestrator.comm.collectives import BARRIER, VOTE, Exchange
 from orchestrator.config.plan import Plan
 from orchestrator.controller.events import Begin
-from orchestrator.errors import Inconsistent
+from orchestrator.errors import COPIED_OTHERWISE, Inconsistent
 from orchestrator.numerics.exact import wrap
 from orchestrator.records.clocks import AsyncPhase
 from orchestrator.worker.asynchronous import reports
@@ -138,6 +138,15 @@ def _granted(requests: Requests, replayed: tuple[Mapping[str, Any], AsyncPhase] 
 def agree(exchange: Exchange, number: int, report: BarrierReport, shape: Shape) -> BarrierConsensus:
     """The vote of a sync barrier."""
     return BarrierConsensus.decode(exchange.maximum(number, 0, VOTE, report.encode(shape)), shape)
+
+
+def require_sum(found: int, expected: int) -> None:
+    """found: the fingerprint of the parameters in the sum of a rest; expected: of what was put into it, all fingerprints added
+    up. Raises Inconsistent."""
+    if found != wrap(expected):
+        raise Inconsistent(
+            "the sum of a rest is not that of what workers put into it", COPIED_OTHERWISE, code="replica.other-sum"
+        )
 
 
 def _record(state: RunState, steps: int, async_phase: AsyncPhase, *, evaluate: bool) -> dict[str, Any]:
