@@ -38,15 +38,16 @@ class NewestGood(NamedTuple):
 
 @dataclass(frozen=True)
 class Saved:
-    """trouble: why old checkpoints could not be removed, or ""; the new one stands in any case."""
+    """A checkpoint that was committed. trouble: why old checkpoints could not be removed, or ""; the new one stands in any
+    case."""
 
     manifest: Manifest
     trouble: str
 
 
 class Catalog:
-    """keep: how many good checkpoints stay, beside the best and the archived ones; abandoned_after_s: how long a blob stays
-    that belongs to none. Used by one thread of the driver."""
+    """The checkpoints of one run, for its driver. keep: how many good checkpoints stay, beside the best and the archived ones;
+    abandoned_after_s: how long a blob stays that belongs to none. Used by one thread of the driver."""
 
     def __init__(self, storage: Storage, keep: int, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> None:
         if keep < 1:

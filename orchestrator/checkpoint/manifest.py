@@ -65,7 +65,8 @@ class Blob:
 
 @dataclass(frozen=True)
 class Manifest:
-    """step: applied updates; values: JSON-able; the blobs' tensors together are the state's."""
+    """The contents of a checkpoint: which state it holds, and in which blobs. step: applied updates; values: JSON-able; the
+    blobs' tensors together are the state's."""
 
     step: int
     values: dict[str, Any]

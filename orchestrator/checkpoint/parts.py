@@ -67,7 +67,8 @@ def share_of(
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """tensors: views of body, row-major, one after the other without gaps."""
+    """The tensors that one writer puts into a checkpoint, copied into one piece of memory. tensors: views of body, row-major,
+    one after the other without gaps."""
 
     tensors: dict[str, torch.Tensor]
     body: torch.Tensor  # uint8

@@ -36,9 +36,10 @@ _OF_NUMPY = frozenset(numpy.dtype(code).type for code in "?bhilqBHILQefd")
 
 @dataclass(frozen=True)
 class TrainingState:
-    """values: JSON-able, keys are strings. tensors: any shapes and strides, possibly views of tensors in use. steady: the
-    names of tensors that stay as they are until the next update, so that they can be copied while a step is computed. own:
-    the names of tensors that no other member has; all others are the same at every worker."""
+    """A state of training, as a checkpoint or a state transfer holds it. values: JSON-able, keys are strings. tensors: any
+    shapes and strides, possibly views of tensors in use. steady: the names of tensors that stay as they are until the next
+    update, so that they can be copied while a step is computed. own: the names of tensors that no other member has; all others
+    are the same at every worker."""
 
     values: dict[str, Any]
     tensors: dict[str, torch.Tensor]

@@ -15,7 +15,7 @@ from orchestrator.errors import REPLICAS_DIFFERED, OrchestratorError, ending
 
 @dataclass(frozen=True)
 class CommandResult:
-    """code: of the exit; stdout: what is written there, None for nothing."""
+    """The result of a command. code: of the exit; stdout: what is written there, None for nothing."""
 
     code: int = 0
     stdout: str | None = None

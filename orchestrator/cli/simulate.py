@@ -29,7 +29,7 @@ _MOST_WORKERS, _STEPS, _MOST_TIMES = 100_000, 100, 20_000_000
 
 @dataclass(frozen=True)
 class Simulated:
-    """notes: what was assumed; took_s: to simulate it."""
+    """The result of `simulate`. notes: what was assumed; took_s: to simulate it."""
 
     question: Question
     rows: list[SimulatedRow]

@@ -17,7 +17,7 @@ _WHERE = "it is on the run's card, in its tag trace.root, and in the statement o
 
 @dataclass(frozen=True)
 class Verified:
-    """last: of the steps, inclusive."""
+    """Lines of a trace that were found to be those of a run. last: of the steps, inclusive."""
 
     run_id: str
     begin: int

@@ -14,7 +14,7 @@ _LAST_S = 0.5  # in which a program that was killed is usually gone
 
 
 class Output(NamedTuple):
-    """code: the program's exit code; out, err: what it wrote."""
+    """The output of a program. code: the program's exit code; out, err: what it wrote."""
 
     code: int
     out: str

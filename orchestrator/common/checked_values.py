@@ -88,7 +88,7 @@ def read(kind: Any, given: Given) -> Any:
     if found["type"] == "finite_number":
         raise MismatchError(f"must be finite, got {show(value)}")
     if found["type"] in _BOUNDS:
-        raise MismatchError(f"must be {must(kind)}, got {show(_coerced(required, value))}")
+        raise MismatchError(f"must be {must(kind)}, got {show(float(value) if required is float else value)}")
     raise MismatchError(f"expected {describe(kind)}, got {show(value if is_text(required) else given.value)}")
 
 
@@ -183,10 +183,6 @@ def _as_typed(required: Any, given: Given) -> Any:
         return given.text
     number = isinstance(given.value, int | float)  # an interpolation into text, such as ${run.seed}
     return show(given.value) if number else given.value
-
-
-def _coerced(required: Any, value: Any) -> Any:
-    return float(value) if required is float else value
 
 
 def _require_yaml(value: Any, path: tuple[str, ...]) -> None:

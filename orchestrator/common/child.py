@@ -64,7 +64,7 @@ class Messages:
 
 
 class Child(Protocol):
-    """messages: what it receives and sends."""
+    """A process that runs a module for its parent, whoever has started it. messages: what it receives and sends."""
 
     messages: Messages
 
@@ -81,8 +81,8 @@ Start = Callable[[str], Child]  # runs the `main` of a module
 
 
 class Started:
-    """silent: its standard error goes nowhere, and else where this process has its own; apart: an interrupt of the run is not
-    for it."""
+    """A `Child` that this process starts itself. silent: its standard error goes nowhere, and else where this process has its
+    own; apart: an interrupt of the run is not for it."""
 
     def __init__(self, module: str, *, silent: bool = False, apart: bool = False) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -47,7 +47,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Option:
-    """kind: its type, with bounds; Any where it is none of the settings'. default: `REQUIRED` where it has none."""
+    """An option that a variant of a table takes. kind: its type, with bounds; Any where it is none of the settings'. default:
+    `REQUIRED` where it has none."""
 
     name: str
     kind: Any

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tried:
-    """versions: the beginnings of them, such as 2.60 for 2.60.1 too."""
+    """The versions of a package with which code that depends on its insides was tried. versions: the beginnings of them, such
+    as 2.60 for 2.60.1 too."""
 
     package: str
     versions: tuple[str, ...]

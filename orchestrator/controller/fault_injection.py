@@ -22,7 +22,8 @@ _LONGEST_S = 3.0  # of a pause
 
 @dataclass(frozen=True)
 class Fault:
-    """number: from 0; at_s: after the first step; pick: by which one of several workers is chosen; pause_s: of a pause."""
+    """A loss or a pause of a worker that the user asked for. number: from 0; at_s: after the first step; pick: by which one of
+    several workers is chosen; pause_s: of a pause."""
 
     number: int
     at_s: float

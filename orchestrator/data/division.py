@@ -26,7 +26,8 @@ _MOST_LABELS, _MOST_CLIENTS = 20, 1000
 
 @dataclass(frozen=True)
 class SampleSubset:
-    """samples: numbers of those that a shard draws from, in the order of the data set; weights: of each, None: without."""
+    """The samples from which one shard draws. samples: numbers of those that a shard draws from, in the order of the data set;
+    weights: of each, None: without."""
 
     samples: Whole
     weights: Real | None

@@ -48,7 +48,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Drift:
-    """shifts: the largest PSI first; only_a, only_b: columns that the other has not."""
+    """How the data of two runs differ. shifts: the largest PSI first; only_a, only_b: columns that the other has not."""
 
     shifts: tuple[Shift, ...]
     only_a: tuple[str, ...] = ()

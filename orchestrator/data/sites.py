@@ -18,7 +18,8 @@ from orchestrator.errors import ConfigurationError, Inconsistent
 
 
 class Attendance:
-    """offered: the sites of this node. own: the shards whose samples may be read here, in order."""
+    """Which shards take part where some are pinned to sites. offered: the sites of this node. own: the shards whose samples
+    may be read here, in order."""
 
     def __init__(self, data: Data, offered: Collection[str] = ()) -> None:
         self._sat_out = data.sat_out

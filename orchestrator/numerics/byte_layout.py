@@ -25,7 +25,8 @@ def of_bytes(content: bytes) -> torch.Tensor:
 
 
 class ByteLayout:
-    """offsets: in bytes, where each tensor begins, and at last where all end; no two are equal."""
+    """The places of several tensors in one piece of memory. offsets: in bytes, where each tensor begins, and at last where all
+    end; no two are equal."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], alignment: int) -> None:
         """alignment: in bytes, of each tensor."""

@@ -21,8 +21,8 @@ class MonitoredMetric:
 
 @dataclass(frozen=True)
 class Patience:
-    """best: the best value so far; waited: evaluations since then; exhausted: how often the patience has run out; cooling: so
-    many evaluations do not count yet."""
+    """How long a metric has not got better. best: the best value so far; waited: evaluations since then; exhausted: how often
+    the patience has run out; cooling: so many evaluations do not count yet."""
 
     monitored: MonitoredMetric
     best: float | None = None

@@ -18,7 +18,8 @@ class Best:
 
 @dataclass(frozen=True)
 class Ranking:
-    """entries: (value, steps done) of the best evaluations so far, the best first; of equal ones the earlier."""
+    """The best evaluations of a run so far. entries: (value, steps done) of the best evaluations so far, the best first; of
+    equal ones the earlier."""
 
     of: Best
     entries: tuple[tuple[float, int], ...] = ()

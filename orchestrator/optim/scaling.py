@@ -17,7 +17,8 @@ from orchestrator.common.values import Steps
 
 @dataclass(frozen=True)
 class Scaling:
-    """base: the batch size for which the rates were chosen; batch_size: that of each step."""
+    """The factor on learning rates for another batch size. base: the batch size for which the rates were chosen; batch_size:
+    that of each step."""
 
     how: Literal["linear", "sqrt"]
     base: int

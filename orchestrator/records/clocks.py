@@ -32,8 +32,8 @@ _FRAME = struct.Struct("<II")
 
 
 class Update(NamedTuple):
-    """reads: (worker, how many more of its updates were applied here since this worker's previous update), workers ascending,
-    its own not included, counts > 0."""
+    """An update in an async phase. reads: (worker, how many more of its updates were applied here since this worker's previous
+    update), workers ascending, its own not included, counts > 0."""
 
     shard: int
     reads: tuple[tuple[int, int], ...]
@@ -41,7 +41,8 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class AsyncPhase:
-    """start: clocks at the rest before. hosted: by worker, its shards. streams: by worker, its updates in order.
+    """The record of one async phase. start: clocks at the rest before. hosted: by worker, its shards. streams: by worker, its
+    updates in order.
 
     Raises ValueError for what no async phase with causal delivery can be."""
 

@@ -50,8 +50,8 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Preparation:
-    """stages: those that were executed, none after the first that differs; surroundings: how the environment differs from that
-    of the run, as phrases, told where a stage differs."""
+    """The outcome of repeated stages of DVC. stages: those that were executed, none after the first that differs;
+    surroundings: how the environment differs from that of the run, as phrases, told where a stage differs."""
 
     stages: tuple[Repeated, ...]
     surroundings: tuple[str, ...] = ()

@@ -18,8 +18,9 @@ from orchestrator.records.verdict import NAMED, Divergence, differing, first_div
 
 @dataclass(frozen=True)
 class Explanation:
-    """step: the first in which the repetitions differ, else the one in which both left the original; differs: in what, as in
-    Divergence.what, empty when in nothing; as_original: the second repetition came out as the original there."""
+    """Why a rerun left its original: always, or by chance. step: the first in which the repetitions differ, else the one in
+    which both left the original; differs: in what, as in Divergence.what, empty when in nothing; as_original: the second
+    repetition came out as the original there."""
 
     step: int
     differs: tuple[str, ...]

@@ -10,7 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FilesRead:
-    """numbers: of those that were read; of: how many there are, 0 where the training set has no files."""
+    """The files of a training set that a run has read. numbers: of those that were read; of: how many there are, 0 where the
+    training set has no files."""
 
     numbers: frozenset[int] = frozenset()
     of: int = 0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-_FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_SPIED_FRAME: Final = re.compile(r"    (.*) \((.*):(\d+)\)")
+_FRAME: Final = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+_SPIED_FRAME: Final = re.compile(r"    (?P<function>.*) \((?P<file>.*):(?P<line>\d+)\)")
 _SPIED_THREAD: Final = re.compile(r"Thread .*\(.*\).*")
 _THREAD: Final = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):")
 _ENGINE: Final = "/orchestrator/worker/"
@@ -55,23 +55,21 @@ def _is_in(file: str, folder: str) -> bool:
 
 def parse(text: str) -> list[Thread]:
     """The threads of a dump, which may break off anywhere."""
-    found: list[list[Frame]] = []
-    for line in text.splitlines():
-        if _THREAD.fullmatch(line):
-            found.append([])
-        elif found and (frame := _FRAME.fullmatch(line)):
-            found[-1].append(Frame(frame[1], int(frame[2]), frame[3]))
-    return [tuple(frames) for frames in found]
+    return _parsed(text, _THREAD, _FRAME)
 
 
 def parse_spied(text: str) -> list[Thread]:
     """The same of what py-spy writes."""
+    return _parsed(text, _SPIED_THREAD, _SPIED_FRAME)
+
+
+def _parsed(text: str, thread: re.Pattern[str], frame: re.Pattern[str]) -> list[Thread]:
     found: list[list[Frame]] = []
     for line in text.splitlines():
-        if _SPIED_THREAD.fullmatch(line):
+        if thread.fullmatch(line):
             found.append([])
-        elif found and (frame := _SPIED_FRAME.fullmatch(line)):
-            found[-1].append(Frame(frame[2], int(frame[3]), frame[1]))
+        elif found and (read := frame.fullmatch(line)):
+            found[-1].append(Frame(read["file"], int(read["line"]), read["function"]))
     return [tuple(frames) for frames in found]
 
 

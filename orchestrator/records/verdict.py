@@ -40,8 +40,8 @@ class RunResult(TypedDict, total=False):
 
 
 class Divergence(TypedDict):
-    """what: `loss`, `gradient`, `parameters`, `tensor:NAME`, or `KEY of rest NUMBER`; expected, got: None where a side
-    has no such thing."""
+    """The first difference between two runs. what: `loss`, `gradient`, `parameters`, `tensor:NAME`, or `KEY of rest NUMBER`;
+    expected, got: None where a side has no such thing."""
 
     step: int
     what: str

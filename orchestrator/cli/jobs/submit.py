@@ -30,8 +30,8 @@ _ONLY_FOR = {"image": "kubernetes", "claim": "kubernetes", "nodes": "slurm"}
 
 @dataclass(frozen=True)
 class Submitted:
-    """id: of the job; to: where; manifest: what was written for others to run, None where Ray took it; new: whether it was not
-    there before."""
+    """A job that was submitted. id: of the job; to: where; manifest: what was written for others to run, None where Ray took
+    it; new: whether it was not there before."""
 
     id: str
     to: str

@@ -28,8 +28,8 @@ PREFIX = "handed-over-"  # of the files beside the checkpoints
 
 @dataclass(frozen=True)
 class DriverHandle:
-    """driver: its process, on the machine of the members; lock: a file on which each member has a lock while it lives, and
-    which is touched when the driver has ended."""
+    """The driver of a private Ray, as its members watch it. driver: its process, on the machine of the members; lock: a file
+    on which each member has a lock while it lives, and which is touched when the driver has ended."""
 
     driver: int
     lock: str

@@ -75,16 +75,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Child:
-    """program: the module whose `main` it is; parent: the connection over which it was asked for."""
+    """A process that was forked to run a module of this package. program: the module whose `main` it is; parent: the
+    connection over which it was asked for."""
 
     program: str
     parent: socket.socket
 
 
 class Server:
-    """place, owner: see above; with_ray: modules that are imported when a worker asks for the first time; own, read, given,
-    made: variables that it began with, that imports have read, that were set for them alone, and that they have set
-    themselves."""
+    """The fork server of one user on one machine. place, owner: see above; with_ray: modules that are imported when a worker
+    asks for the first time; own, read, given, made: variables that it began with, that imports have read, that were set for
+    them alone, and that they have set themselves."""
 
     def __init__(self, place: Path, listener: socket.socket, owner: int, with_ray: Sequence[str] = WITH_RAY) -> None:
         self._place = place

@@ -25,8 +25,9 @@ _LIBRARIES = ("numpy", "ray", "torch")
 
 @dataclass(frozen=True)
 class Tree:
-    """files: path -> SHA-256, None where there is no such folder; inputs: path -> md5, None for one that is not there;
-    package: SHA-256 of this package's source; versions: of Python and of the libraries that compute."""
+    """The parts of a node that must be the same on every node. files: path -> SHA-256, None where there is no such
+    folder; inputs: path -> md5, None for one that is not there; package: SHA-256 of this package's source; versions: of Python
+    and of the libraries that compute."""
 
     files: Mapping[str, str] | None
     inputs: Mapping[str, str | None]

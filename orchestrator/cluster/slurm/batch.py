@@ -31,7 +31,7 @@ _STEP = ("--ntasks-per-node=1", "--export=ALL", "--kill-on-bad-exit=0", "--wait=
 
 @dataclass(frozen=True)
 class Allocation:
-    """nodes: their names, to Slurm; head: this one's address; cpus: of each."""
+    """The nodes that Slurm gave a job. nodes: their names, to Slurm; head: this one's address; cpus: of each."""
 
     nodes: Sequence[str]
     head: str

@@ -35,8 +35,9 @@ class Tag(NamedTuple):
 
 
 class Received:
-    """payload: 1-D, possibly a view of the sender's memory (not to be written); note: 64 bits beside it, signed. packed: the
-    payload as it has travelled, where that is shorter, for who adds it up at once; it is widened when it is asked for."""
+    """A message that was received. payload: 1-D, possibly a view of the sender's memory (not to be written); note: 64 bits
+    beside it, signed. packed: the payload as it has travelled, where that is shorter, for who adds it up at once; it is
+    widened when it is asked for."""
 
     __slots__ = ("_payload", "note", "packed")
 

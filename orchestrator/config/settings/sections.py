@@ -36,7 +36,8 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class About:
-    """doc: one sentence; must: a bound beyond the type, see `values`; layout, monitored: see the head of this file."""
+    """The metadata of one setting. doc: one sentence; must: a bound beyond the type, see `values`; layout, monitored: see the
+    head of this file."""
 
     doc: str
     determines: Literal["result", "execution"]

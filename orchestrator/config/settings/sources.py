@@ -110,8 +110,9 @@ class Leaf(NamedTuple):
 
 @dataclass
 class Source:
-    """problems: sentences; readable: False where it is not known what the source says and nothing counts as absent;
-    recorded: whether it is the file of a run or a sweep in its record."""
+    """One source of settings: a YAML file, a mapping or the command line. problems: sentences; readable: False where it is not
+    known what the source says and nothing counts as absent; recorded: whether it is the file of a run or a sweep in its
+    record."""
 
     leaves: list[Leaf] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

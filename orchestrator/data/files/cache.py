@@ -58,8 +58,8 @@ class HeldFile:
 
 
 class Cache:
-    """limit: in bytes; patience_s: for how long a place that does not answer is asked again. Raises ConfigurationError for a
-    folder that cannot be one."""
+    """The cache of a node, as one process uses it. limit: in bytes; patience_s: for how long a place that does not answer is
+    asked again. Raises ConfigurationError for a folder that cannot be one."""
 
     def __init__(self, folder: Path, limit: int, patience_s: float = STORE_TIMEOUT_S) -> None:
         try:

@@ -52,7 +52,7 @@ class Handle(Protocol):
 
 @dataclass
 class _Opened:
-    """used: when a sample of it was read last."""
+    """A file that is open for reading. used: when a sample of it was read last."""
 
     samples: Samples
     handle: Handle
@@ -67,10 +67,10 @@ class _InPlace(NamedTuple):
 
 
 class Files:
-    """place: a folder, or an fsspec URL of one, with the `files.json` that `python -m orchestrator index=FOLDER` has written,
-    or such a file that lies elsewhere; reader: the one that the list names, required where that is `package.module:name`;
-    unsafe: whether samples are read by what can execute code of whoever made the data (pickles); memory: bytes of files that
-    are decoded when they are opened. Raises DataDamaged, ConfigurationError."""
+    """A data set of many files, here or elsewhere. place: a folder, or an fsspec URL of one, with the `files.json` that
+    `python -m orchestrator index=FOLDER` has written, or such a file that lies elsewhere; reader: the one that the list names,
+    required where that is `package.module:name`; unsafe: whether samples are read by what can execute code of whoever made the
+    data (pickles); memory: bytes of files that are decoded when they are opened. Raises DataDamaged, ConfigurationError."""
 
     def __init__(
         self, place: str | Path, *, reader: str | None = None, unsafe: bool = False, memory: int = _MEMORY

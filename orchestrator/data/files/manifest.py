@@ -30,7 +30,8 @@ _MD5 = re.compile("[0-9a-f]{32}")
 
 
 class File(NamedTuple):
-    """path: below the folder of the manifest; size: in bytes; at: where it is below the place, "" for at its path."""
+    """One file of a training set. path: below the folder of the manifest; size: in bytes; at: where it is below the place, ""
+    for at its path."""
 
     path: str
     samples: int
@@ -45,7 +46,8 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """reader: of all files, by its name in the table; options: of it; place: of the files, None for beside the manifest."""
+    """The list of the files of a training set. reader: of all files, by its name in the table; options: of it; place: of the
+    files, None for beside the manifest."""
 
     reader: str
     files: tuple[File, ...]

@@ -24,7 +24,7 @@ _STORES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "ad
 
 
 class Place(Protocol):
-    """folder: None where files have to be fetched before they are read."""
+    """The place of files, a folder or a store. folder: None where files have to be fetched before they are read."""
 
     @property
     def folder(self) -> Path | None: ...

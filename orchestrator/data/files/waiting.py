@@ -95,7 +95,7 @@ def undisturbed() -> Iterator[None]:
 
 
 class Wait:
-    """what: for messages; a function where it is another one each time."""
+    """A wait for a place that does not answer. what: for messages; a function where it is another one each time."""
 
     def __init__(self, what: str | Callable[[], str]) -> None:
         self._name = what

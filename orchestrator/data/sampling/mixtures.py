@@ -63,7 +63,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Pattern:
-    """counts: rows of each source in a pattern."""
+    """The pattern in which sources take turns. counts: rows of each source in a pattern."""
 
     seed: int
     counts: tuple[int, ...]

@@ -72,7 +72,7 @@ class Order(Protocol):
 
 
 class _Shuffled:
-    """held_bytes: at least so many are held from the first micro-batch on."""
+    """An order that is drawn anew for each epoch. held_bytes: at least so many are held from the first micro-batch on."""
 
     def __init__(self, epochs: Epochs) -> None:
         self._epochs = epochs

@@ -20,8 +20,9 @@ else:  # a table reads the annotations of its entries
 
 @dataclass(frozen=True)
 class Population:
-    """samples: how many there are; shards: of the run; seed: of 32 bits; labels: by a name, one whole number from 0 on for each
-    sample, equal where the pipeline's labels are equal; weights: of each sample, from the pipeline."""
+    """The training samples, as a partition or a sampling is given them. samples: how many there are; shards: of the run; seed:
+    of 32 bits; labels: by a name, one whole number from 0 on for each sample, equal where the pipeline's labels are equal;
+    weights: of each sample, from the pipeline."""
 
     samples: int
     shards: int

@@ -33,7 +33,8 @@ class Refusable(Protocol):
 
 @dataclass(frozen=True)
 class WouldOpen:
-    """places: what lies there, in words -> where that is, as the record says."""
+    """A question to the user: may places be opened that the record of somebody else names? places: what lies there, in words
+    -> where that is, as the record says."""
 
     key: ClassVar[str] = "would_open"
     asked: ClassVar[str] = "takes from where its record says, with your rights and credentials. It would open"

@@ -60,7 +60,8 @@ def commitment_in(files: RunFolder) -> str | None:
 
 
 class Private:
-    """secret: of the run; facts: what its record knows of code, data and settings."""
+    """The keys and the accountant of a private run. secret: of the run; facts: what its record knows of code, data and
+    settings."""
 
     def __init__(self, secret: Secret, privacy: Privacy, files: RunFolder, facts: Mapping[str, Any]) -> None:
         self._secret = secret

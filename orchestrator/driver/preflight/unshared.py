@@ -17,8 +17,9 @@ _SERVES = "start the server with --artifacts-destination, which has it keep them
 
 @dataclass(frozen=True)
 class Places:
-    """store: its address; artifacts: where those of the run lie; weights: where those lie that it began with, None where the
-    store does not know them; has_remote: whether the repository of the code has one."""
+    """The places where others would look for the parts of a run. store: its address; artifacts: where those of the run lie;
+    weights: where those lie that it began with, None where the store does not know them; has_remote: whether the repository of
+    the code has one."""
 
     store: str
     artifacts: str

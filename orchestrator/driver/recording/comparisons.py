@@ -21,7 +21,7 @@ _NAMED = 10  # runs in a tag
 
 @dataclass(frozen=True)
 class Predecessor:
-    """inputs: declared path -> md5."""
+    """The run before, of the same pipeline. inputs: declared path -> md5."""
 
     run_id: str
     profile: Profile

@@ -20,7 +20,8 @@ _RESULTS = ("loss", "epsilon", "validation/")
 
 @dataclass(frozen=True)
 class Layout:
-    """words: such as "4 workers, topology ring"; recoveries: how often it went on after a loss."""
+    """The layout of a run, in words. words: such as "4 workers, topology ring"; recoveries: how often it went on after a
+    loss."""
 
     words: str
     recoveries: int = 0

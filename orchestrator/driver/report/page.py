@@ -58,7 +58,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Picture:
-    """file: a PNG or an SVG; caption: what it shows."""
+    """A picture on a page. file: a PNG or an SVG; caption: what it shows."""
 
     file: Path
     caption: str
@@ -80,7 +80,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """head: what stands below the title."""
+    """A page: a title and its sections. head: what stands below the title."""
 
     title: str
     head: Sequence[Block]

@@ -25,8 +25,8 @@ class DataDrift:
 
 
 class DriftWatch:
-    """run: of the plan; inputs: declared path -> md5; predecessor: finds it; files: the cache of those
-    from elsewhere."""
+    """Compares the data of a run with those of its predecessor, in a process beside it. run: of the plan; inputs: declared
+    path -> md5; predecessor: finds it; files: the cache of those from elsewhere."""
 
     def __init__(
         self,

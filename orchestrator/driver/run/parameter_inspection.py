@@ -19,7 +19,7 @@ _SERVE = "launch one with topology=parameter_server and sync=ssp, asp or bap"
 
 @dataclass
 class _Asked:
-    """servers: that have not answered yet."""
+    """A question about parameters that servers have been asked. servers: that have not answered yet."""
 
     servers: set[int]
     answers: list[Mapping[str, Any]] = field(default_factory=list)

@@ -22,8 +22,8 @@ _STATES = {
 
 @dataclass(frozen=True)
 class StallLocation:
-    """sentence: where a member stands; at: the line alone, None where it is not known; stacks: of each thread, as lines;
-    seen_by: what has seen them."""
+    """The line of code at which a member stands. sentence: where a member stands; at: the line alone, None where it is not
+    known; stacks: of each thread, as lines; seen_by: what has seen them."""
 
     sentence: str
     at: str | None

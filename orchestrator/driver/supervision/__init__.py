@@ -23,7 +23,8 @@ from orchestrator.provenance.tracking import is_server
 
 
 class TakenOver(NamedTuple):
-    """driver: the process that has ended; ended: when, in seconds since the epoch."""
+    """The driver from which this one has taken a run over. driver: the process that has ended; ended: when, in seconds since
+    the epoch."""
 
     driver: int
     ended: float

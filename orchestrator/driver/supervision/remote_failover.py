@@ -38,8 +38,9 @@ Verdict = Literal["waits", "leaves", "goes on"]
 
 @dataclass(frozen=True)
 class RemoteFailoverTask:
-    """uri: of the store; process: of the driver, as the store has it, its number first; words: of the command line that
-    would go on with the run on its Ray, after `python -m`; workers: that may do so on one machine."""
+    """All that another machine has to know to go on with a run. uri: of the store; process: of the driver, as the store has
+    it, its number first; words: of the command line that would go on with the run on its Ray, after `python -m`; workers: that
+    may do so on one machine."""
 
     run: str
     uri: str

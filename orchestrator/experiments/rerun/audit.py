@@ -44,7 +44,7 @@ _SEED_BYTES = 16
 
 @dataclass(frozen=True)
 class Asked:
-    """count: of segments; seed: None for a fresh one."""
+    """How much of a run is to be audited. count: of segments; seed: None for a fresh one."""
 
     count: int
     seed: str | None = None
@@ -71,7 +71,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Audited:
-    """run_id: of the repetition; rerun_of: the original; found: None where it came to nothing."""
+    """The outcome of an audit. run_id: of the repetition; rerun_of: the original; found: None where it came to nothing."""
 
     run_id: str | None
     rerun_of: str

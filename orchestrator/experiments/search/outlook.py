@@ -64,8 +64,9 @@ State = Literal["waiting", "finished", "failed", "pruned"]
 
 @dataclass
 class Outlook:
-    """trials: all that were asked for; due: what is to be run now, in order, nothing when the sweep is complete; results: of
-    the batches that are complete; batches: the trials of each."""
+    """The state of a sweep: its results so far, and what it has to run next. trials: all that were asked for; due: what is
+    to be run now, in order, nothing when the sweep is complete; results: of the batches that are complete; batches: the
+    trials of each."""
 
     trials: list[Trial] = field(default_factory=list)
     due: list[TrialRung] = field(default_factory=list)

@@ -19,7 +19,8 @@ from orchestrator.controller.shard_assignment import assign_shards
 
 
 class AfterStealing(NamedTuple):
-    """computed: by each worker; ends: seconds at which each is done for this step."""
+    """The step of workers that steal micro-batches from each other. computed: by each worker; ends: seconds at which each is
+    done for this step."""
 
     computed: list[int]
     ends: list[float]

@@ -36,7 +36,7 @@ _STEPS_S = 1e-7  # to which what is left of a step is sought
 
 @dataclass(frozen=True)
 class Layout:
-    """loaders: processes per worker that fetch ahead."""
+    """A layout of a run. loaders: processes per worker that fetch ahead."""
 
     topology: str
     workers: int

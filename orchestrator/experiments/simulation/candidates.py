@@ -21,7 +21,7 @@ _MOST: Final = 64  # workers: up to 16 all numbers are tried, then those that di
 
 @dataclass(frozen=True)
 class Candidate:
-    """predicted_s: of a step; measured_s: None where it was not measured."""
+    """A layout that a run could have. predicted_s: of a step; measured_s: None where it was not measured."""
 
     layout: Layout
     predicted_s: float
@@ -30,7 +30,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """reason: a sentence for a person, with the figures."""
+    """The layout that was chosen. reason: a sentence for a person, with the figures."""
 
     candidate: Candidate
     reason: str

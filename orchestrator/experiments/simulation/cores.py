@@ -37,7 +37,8 @@ _PIECES = 4  # in a step, of what the driver and Ray do
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """seconds: of a step; busy_s: processor time of all members in it, and workers_s that of the workers' computing threads."""
+    """The time of one simulated step. seconds: of a step; busy_s: processor time of all members in it, and workers_s that of
+    the workers' computing threads."""
 
     seconds: float
     busy_s: float

@@ -25,7 +25,8 @@ Link = tuple[int, int]  # source, target
 
 
 class Task(NamedTuple):
-    """cost_s: of a core; sends, takes: the message that leaves with its end, or that it waits for; ends: a worker's step."""
+    """A task of a member. cost_s: of a core; sends, takes: the message that leaves with its end, or that it waits for; ends: a
+    worker's step."""
 
     cost_s: float
     sends: Move | None = None

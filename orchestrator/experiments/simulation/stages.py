@@ -20,8 +20,8 @@ from orchestrator.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Need:
-    """bytes: of host memory, of the worker that needs most with so many stages, while it prepares and when it trains;
-    card_bytes: of its GPU, likewise, with activations; 0 where none computes."""
+    """The memory that a number of stages needs. bytes: of host memory, of the worker that needs most with so many stages,
+    while it prepares and when it trains; card_bytes: of its GPU, likewise, with activations; 0 where none computes."""
 
     stages: int
     bytes: int
@@ -30,8 +30,8 @@ class Need:
 
 @dataclass(frozen=True)
 class StageChoice:
-    """needs: that were looked at; room_bytes: of host memory, for each worker; card_room_bytes: of its GPU, for each; None
-    where none computes; reason: a sentence for a person, with the figures."""
+    """The number of stages that was chosen. needs: that were looked at; room_bytes: of host memory, for each worker;
+    card_room_bytes: of its GPU, for each; None where none computes; reason: a sentence for a person, with the figures."""
 
     stages: int
     needs: tuple[Need, ...]

@@ -34,8 +34,8 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Paces:
-    """always: [workers] seconds of a micro-batch of each in the long run; each: [steps, workers] those of a step; late: [steps,
-    workers] for how long a stall holds each up."""
+    """How fast each worker is, in each step. always: [workers] seconds of a micro-batch of each in the long run; each: [steps,
+    workers] those of a step; late: [steps, workers] for how long a stall holds each up."""
 
     always: Times
     each: Times

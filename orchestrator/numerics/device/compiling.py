@@ -230,7 +230,7 @@ def _listed(parts: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 class _Tables(NamedTuple):
-    """there: on the device; addresses: to be written there."""
+    """Addresses of tensors, for a kernel that takes many. there: on the device; addresses: to be written there."""
 
     there: Sequence[torch.Tensor]
     addresses: list[tuple[int, ...]]

@@ -72,7 +72,7 @@ class Packer(Protocol):
 
 
 class Kernels(Packer, Quantizer, Protocol):
-    """dtype: of totals and their parts."""
+    """The operations of exact sums on one device. dtype: of totals and their parts."""
 
     dtype: torch.dtype
 

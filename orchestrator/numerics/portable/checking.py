@@ -38,7 +38,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Checked:
-    """hashes: what came out here, by case; differing: the names of portable cases that came out otherwise."""
+    """The comparison of this machine with the known hashes. hashes: what came out here, by case; differing: the names of
+    portable cases that came out otherwise."""
 
     hashes: dict[str, str]
     differing: list[str]

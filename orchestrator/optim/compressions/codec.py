@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """shapes: of the P parameters; seed: of this run's compression; shards: of a step."""
+    """The facts about model and run that a compression is built from. shapes: of the P parameters; seed: of this run's
+    compression; shards: of a step."""
 
     shapes: tuple[tuple[int, ...], ...]
     shards: int
@@ -116,8 +117,8 @@ class Nothing:
 
 
 class Codec(Protocol):
-    """phases: at least one vector with elements in each; some take part in each step, by its number alone, which servers know
-    too. kept: the parameters of which a shard keeps something."""
+    """A compression method at work. phases: at least one vector with elements in each; some take part in each step, by its
+    number alone, which servers know too. kept: the parameters of which a shard keeps something."""
 
     phases: Sequence[Phase]
     kept: Sequence[int]

@@ -29,7 +29,8 @@ def is_installed() -> bool:
 
 
 class Accountant:
-    """noise: its standard deviation, in clipping norms; rate: the chance of a client to play in a round."""
+    """Computes the epsilon of a private run. noise: its standard deviation, in clipping norms; rate: the chance of a client to
+    play in a round."""
 
     def __init__(self, noise: float, rate: float, delta: float) -> None:
         import dp_accounting

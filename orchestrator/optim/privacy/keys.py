@@ -22,7 +22,8 @@ _PIECE: Final = 1 << 17  # elements of a stream that are made at a time; 1 MiB
 
 
 class Keys:
-    """root: 256 bits. It is shown by no repr, so that no message, log or traceback holds it by accident."""
+    """The keys of one run, all of which follow from one root. root: 256 bits. It is shown by no repr, so that no message, log
+    or traceback holds it by accident."""
 
     __slots__ = ("_root",)
 

@@ -38,7 +38,8 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 class QuantizationGrid:
-    """clipping_norm: of a contribution, over all its tensors. layout: of the tensors and of the sums."""
+    """Adds contributions of bounded norm as integers on a fixed grid. clipping_norm: of a contribution, over all its tensors.
+    layout: of the tensors and of the sums."""
 
     def __init__(self, clipping_norm: float, layout: Layout) -> None:
         self.clipping_norm = clipping_norm

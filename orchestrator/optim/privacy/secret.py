@@ -24,7 +24,7 @@ _OTHERS: Final = 0o077  # what group and others may do
 
 @dataclass(frozen=True)
 class Secret:
-    """value: 256 bits; path: where it lies; new: it has been made just now."""
+    """The secret of a user. value: 256 bits; path: where it lies; new: it has been made just now."""
 
     value: bytes = field(repr=False)
     path: Path

@@ -21,8 +21,8 @@ _JUDGED = 100
 
 @dataclass(frozen=True)
 class Ancestry:
-    """commit: the common ancestor; a, b: what each side changed since; both: paths that both sides changed to different
-    contents; conflicts: those of them where they changed the same lines."""
+    """Two snapshots and their common ancestor. commit: the common ancestor; a, b: what each side changed since; both: paths
+    that both sides changed to different contents; conflicts: those of them where they changed the same lines."""
 
     commit: str
     a: list[Change]

@@ -65,7 +65,7 @@ class Taken:
 
 
 class Refused(Exception):
-    """sentence: what is wrong, without who uses it."""
+    """A definition of a notebook that cannot be imported by others. sentence: what is wrong, without who uses it."""
 
     def __init__(self, sentence: Coded) -> None:
         super().__init__(sentence)

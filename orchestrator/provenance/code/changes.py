@@ -25,7 +25,7 @@ _KINDS: dict[str, Kind] = {"A": "added", "D": "removed", "M": "changed", "T": "c
 
 @dataclass(frozen=True)
 class Change:
-    """added, removed: lines, None for a binary file; diff: "" where none is shown."""
+    """The change of one file. added, removed: lines, None for a binary file; diff: "" where none is shown."""
 
     path: str
     kind: Kind

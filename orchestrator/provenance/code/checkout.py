@@ -36,8 +36,8 @@ REMEDY = "take the bundle from the run's artifacts again"
 
 @dataclass(frozen=True)
 class Restored:
-    """root: the repository's top; project: the folder to start in. origin: the commit of the original repository that the
-    code was made from, None where there was none."""
+    """A work tree that was restored. root: the repository's top; project: the folder to start in. origin: the commit of the
+    original repository that the code was made from, None where there was none."""
 
     root: Path
     project: Path
@@ -48,7 +48,8 @@ class Restored:
 
 @dataclass(frozen=True)
 class Header:
-    """algorithm: of ids; commit: the snapshot; length in bytes of the header, behind which the pack begins."""
+    """The header of a bundle. algorithm: of ids; commit: the snapshot; length in bytes of the header, behind which the pack
+    begins."""
 
     algorithm: str
     commit: str

@@ -77,7 +77,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """findings: of every module; obstacles: with remedies;
+    """The judgement on all modules that a process has imported. findings: of every module; obstacles: with remedies;
     search_path: the folders of the snapshot's tree, apart from the project's own, that modules were imported from: on the
     PYTHONPATH they make a rerun import the snapshot instead of an editable install of the original."""
 

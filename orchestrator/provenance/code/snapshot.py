@@ -32,7 +32,7 @@ _PLAIN = re.compile(rb"[A-Za-z0-9_./-]+")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """commit: of the work tree, head itself where nothing is changed; ref: what keeps it."""
+    """A snapshot of a work tree. commit: of the work tree, head itself where nothing is changed; ref: what keeps it."""
 
     work: WorkTree
     commit: str

@@ -37,7 +37,7 @@ Opener = Callable[[], IO[bytes]]
 
 @dataclass(frozen=True)
 class Member:
-    """size: as the archive says it."""
+    """A file in an archive. size: as the archive says it."""
 
     name: str
     size: int

@@ -34,8 +34,8 @@ _OWN = "orchestrator"
 
 @dataclass(frozen=True)
 class Made:
-    """files: name -> content, of the whole crate; statement_sha256: one hash that stands for all of it; trace: the head of the
-    Merkle tree of the run's trace."""
+    """A crate that was made of a record. files: name -> content, of the whole crate; statement_sha256: one hash that stands
+    for all of it; trace: the head of the Merkle tree of the run's trace."""
 
     files: Mapping[str, Content]
     statement_sha256: str

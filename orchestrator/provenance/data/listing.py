@@ -17,7 +17,8 @@ from orchestrator.provenance.data.dvc_files import MD5
 
 
 class Stored(NamedTuple):
-    """place: a folder or URL; at: of each file the path below it, empty where all that lies there is meant."""
+    """The places of the files that a `.dvc` file stands for. place: a folder or URL; at: of each file the path below it, empty
+    where all that lies there is meant."""
 
     place: str
     at: Mapping[str, str]

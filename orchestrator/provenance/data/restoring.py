@@ -24,9 +24,9 @@ from orchestrator.provenance.data.versions import Input
 
 @dataclass(frozen=True)
 class Restored:
-    """source: "work tree" (the snapshot brought it, or it lies at an absolute path), "cache", "remote", "import", "folder", or
-    as `restore` was told;
-    notes: what a person should know, such as an object of the cache that was found damaged."""
+    """An input that was restored. source: "work tree" (the snapshot brought it, or it lies at an absolute path), "cache",
+    "remote", "import", "folder", or as `restore` was told; notes: what a person should know, such as an object of the cache
+    that was found damaged."""
 
     path: str
     source: str

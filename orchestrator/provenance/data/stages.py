@@ -24,8 +24,8 @@ _NAMED = 5  # files that differ
 
 @dataclass(frozen=True)
 class Stage:
-    """address: as DVC is told, from its project's top; outs: those that lead to an input, as they were recorded; paths in them
-    are relative to the run's project."""
+    """A stage of DVC that made inputs of a run. address: as DVC is told, from its project's top; outs: those that lead to an
+    input, as they were recorded; paths in them are relative to the run's project."""
 
     address: str
     command: str
@@ -38,7 +38,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """top: the DVC project; stages: each after those that it depends on; raw: what they begin with and no snapshot holds."""
+    """The stages of DVC behind the inputs of a run. top: the DVC project; stages: each after those that it depends on; raw:
+    what they begin with and no snapshot holds."""
 
     top: Path
     stages: tuple[Stage, ...]

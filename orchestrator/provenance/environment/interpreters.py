@@ -24,7 +24,8 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Interpreter:
-    """path: of the interpreter itself, outside of any virtual environment; version: `sys.version`."""
+    """A Python interpreter of this machine. path: of the interpreter itself, outside of any virtual environment; version:
+    `sys.version`."""
 
     path: str
     version: str

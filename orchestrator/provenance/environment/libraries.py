@@ -24,7 +24,7 @@ _LOAD, _DYNAMIC = 1, 2  # PT_*
 
 @dataclass(frozen=True)
 class Elf:
-    """soname: the name by which others need it; its file's, where it has none."""
+    """The names in the header of a library. soname: the name by which others need it; its file's, where it has none."""
 
     soname: str
     needed: tuple[str, ...]

@@ -34,7 +34,8 @@ Item = Mapping[str, Any]
 
 
 class Outbox:
-    """folder: of the run; store: as in the first line. The file is made with the first item."""
+    """The items of one run that its MLflow store has not got. folder: of the run; store: as in the first line. The file is
+    made with the first item."""
 
     def __init__(self, folder: Path, store: str | None) -> None:
         self.folder = folder

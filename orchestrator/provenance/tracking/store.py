@@ -75,8 +75,8 @@ class Past:
 
 
 class Driving(NamedTuple):
-    """process: the tags of the one that drives the run, see `identity_of_process`; beat: another one each time that it
-    told that it lives."""
+    """The process that drives a run, as the tags of the run tell. process: its tags, see `identity_of_process`; beat:
+    another one each time that it told that it lives."""
 
     is_running: bool
     process: tuple[str, ...]

@@ -16,7 +16,8 @@ _Call = Callable[[Logger], object]
 
 
 class LoggerFeed:
-    """names: of writers; none is a feed too. They are told what MLflow is told, in the same order."""
+    """Tells the writers of one run. names: of writers; none is a feed too. They are told what MLflow is told, in the same
+    order."""
 
     def __init__(self, names: Sequence[str], run: LoggedRun, last_s: float = _LAST_S) -> None:
         self._streams = [_Stream(name, run) for name in dict.fromkeys(names)]

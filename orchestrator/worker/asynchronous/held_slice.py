@@ -29,7 +29,8 @@ Answer = dict[str, Any]
 
 
 class HeldSlice:
-    """part: the number of the slice, of `parts`; parameters: how many of the layout's tensors are some."""
+    """The slice of the parameters that one server holds. part: the number of the slice, of `parts`; parameters: how many of
+    the layout's tensors are some."""
 
     def __init__(self, layout: Layout, parameters: int, part: int, parts: int) -> None:
         borders = layout.borders(parts)

@@ -8,7 +8,8 @@ from orchestrator.worker.model.replica import Replica
 
 
 class Rollback:
-    """parameters: in float32, of the layout's size, where updates are added; buffers: statistics, then counters."""
+    """A copy of a replica to go back to. parameters: in float32, of the layout's size, where updates are added; buffers:
+    statistics, then counters."""
 
     def __init__(self, replica: Replica) -> None:
         self.parameters = replica.staging.flat(replica.layout.size)

@@ -31,7 +31,8 @@ Rounds = Annotated[int, Field(ge=1, le=1000, description="How often a member is 
 
 
 class Combination(Protocol):
-    """chooses: whether weights are chosen on validation samples, which are then not among those that it is judged by."""
+    """A way to make one prediction of those of the members. chooses: whether weights are chosen on validation samples, which
+    are then not among those that it is judged by."""
 
     chooses: bool
 

@@ -26,7 +26,8 @@ Batches = Sequence[Sequence[int]]
 
 @dataclass
 class Judge:
-    """rows: of a batch; step: after which it is judged; seed: of the draw of what weights are chosen on."""
+    """Judges an ensemble and its members on validation samples. rows: of a batch; step: after which it is judged; seed: of the
+    draw of what weights are chosen on."""
 
     workload: PipelineAdapter
     rows: int

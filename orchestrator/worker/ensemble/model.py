@@ -32,7 +32,7 @@ class Form:
 
 
 class EnsembleModel(nn.Module):
-    """members: trained alike; weights: (M,), of each."""
+    """An ensemble as one module. members: trained alike; weights: (M,), of each."""
 
     weights: Tensor
 

@@ -32,8 +32,8 @@ class Computing:
 
 @dataclass(frozen=True)
 class Request:
-    """weights: the file of each member's trained model; digests: what each has to have; to: the folder that the whole is
-    saved in."""
+    """The request to combine members. weights: the file of each member's trained model; digests: what each has to have; to:
+    the folder that the whole is saved in."""
 
     blueprint: Blueprint
     computing: Computing

@@ -48,8 +48,8 @@ class DumpTarget(NamedTuple):
 
 
 class ProcessStacks(NamedTuple):
-    """text: as faulthandler writes it, empty if nothing came; state: of the process as the kernel says it, such as T for a
-    stopped one, or empty; spied: the output of py-spy, if it is there."""
+    """The stacks of a process. text: as faulthandler writes it, empty if nothing came; state: of the process as the kernel
+    says it, such as T for a stopped one, or empty; spied: the output of py-spy, if it is there."""
 
     text: str
     state: str

@@ -52,7 +52,7 @@ MOST_SPANS: Final = 200_000  # of one member, some 20 MB of its driver's disk
 
 
 class TimeAccount:
-    """spans: whether each turn is kept for a timeline, up to MOST_SPANS."""
+    """The account of one member's time. spans: whether each turn is kept for a timeline, up to MOST_SPANS."""
 
     def __init__(self, *, spans: bool = False) -> None:
         self.use(HostStamps())

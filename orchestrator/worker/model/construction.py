@@ -123,9 +123,10 @@ def make_codec(plan: Plan, layout: Layout, parameters: int) -> Codec | None:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """notes: for a person, a sentence each; parameters: elements of the model; layout: of what is exchanged, as plain
-    data. None where the model could not be built here. plateau: the options of the schedule that the code has, and the
-    settings do not have yet; None where they are whole. trained: how many tensors of the layout are parameters."""
+    """The result of a rehearsal: what is known of a run once it was built here. notes: for a person, a sentence each;
+    parameters: elements of the model; layout: of what is exchanged, as plain data. None where the model could not be built
+    here. plateau: the options of the schedule that the code has, and the settings do not have yet; None where they are whole.
+    trained: how many tensors of the layout are parameters."""
 
     notes: list[str]
     parameters: int | None

@@ -48,9 +48,9 @@ Buffers = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """needs, fits: in words, and whether it may be declared for a buffer of this dtype. join: of what two sets of shards leave,
-    that of the lower first shard first, what both leave; None: it is added up with the gradients. alone: only the first
-    shard of all counts; others' do in any order."""
+    """A rule by which a buffer that moves becomes one again. needs, fits: in words, and whether it may be declared for a
+    buffer of this dtype. join: of what two sets of shards leave, that of the lower first shard first, what both leave; None:
+    it is added up with the gradients. alone: only the first shard of all counts; others' do in any order."""
 
     needs: str
     fits: Callable[[torch.dtype], bool]

@@ -18,7 +18,7 @@ _ALIGNMENT: Final = 64  # bytes
 
 
 class PackedBuffers:
-    """layout: where the tensors lie in it."""
+    """The buffers of one model in one piece of memory. layout: where the tensors lie in it."""
 
     def __init__(
         self,

@@ -31,7 +31,8 @@ class FilePrefetcher(Protocol):
 
 
 class PrefetchWindow:
-    """shards: those that are hosted; rounds: as of `upcoming`; indices: of a micro-batch."""
+    """The micro-batches that a worker reads next. shards: those that are hosted; rounds: as of `upcoming`; indices: of a
+    micro-batch."""
 
     def __init__(
         self,

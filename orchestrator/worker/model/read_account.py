@@ -15,9 +15,9 @@ _TOLD_EVERY_S = 1.0
 
 
 class ReadAccount:
-    """emit: hears of the bytes that were read since it heard last, and of the files that were not read before, now and then;
-    None while nobody listens, such as while a worker proves itself. lengths: samples of each file, None where there are none.
-    Used by the compute thread."""
+    """Counts the bytes and the files that a worker has read. emit: hears of the bytes that were read since it heard last, and
+    of the files that were not read before, now and then; None while nobody listens, such as while a worker proves itself.
+    lengths: samples of each file, None where there are none. Used by the compute thread."""
 
     def __init__(self, lengths: Sequence[int] | None = None) -> None:
         self.emit: Callable[[dict[str, Any]], None] | None = None

@@ -41,8 +41,8 @@ _LITTLE_BYTES = 2**20  # for so little nobody asks how much memory there is
 
 
 class TrainingSamples:
-    """order: how many samples a step takes; steps_per_round: the most micro-batches that a shard has in a step of the run.
-    Raises PipelineRaised, ConfigurationError."""
+    """Finds the training samples of each micro-batch. order: how many samples a step takes; steps_per_round: the most
+    micro-batches that a shard has in a step of the run. Raises PipelineRaised, ConfigurationError."""
 
     def __init__(
         self,

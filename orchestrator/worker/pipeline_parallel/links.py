@@ -22,7 +22,8 @@ _NOBODY: Final = Generators((), None, None)
 
 
 class StageTensors(Protocol):
-    """owned, guests: by name, the tensors of this stage, and those of others that it uses too."""
+    """The tensors that a stage uses. owned, guests: by name, the tensors of this stage, and those of others that it uses
+    too."""
 
     @property
     def owned(self) -> Mapping[str, torch.Tensor]: ...

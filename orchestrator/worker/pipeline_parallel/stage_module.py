@@ -45,8 +45,8 @@ class StageModule(torch.nn.Module):
 
 @dataclass(frozen=True)
 class PartLayout:
-    """layout: of the stage's tensors, in the order of the whole one. places: of each, its number there; numbers: of each block,
-    its number there."""
+    """The layout of a stage's tensors within that of the whole model. layout: of the stage's tensors, in the order of the
+    whole one. places: of each, its number there; numbers: of each block, its number there."""
 
     layout: Layout
     places: tuple[int, ...]

@@ -19,7 +19,8 @@ Sentence = str | Callable[..., str]  # filled in with the values, "{0}" being th
 
 @dataclass(frozen=True)
 class Rule:
-    """keys: whose values the others get, in this order; the first one that was given is the one to blame."""
+    """A rule between the values of several keys. keys: whose values the others get, in this order; the first one that was
+    given is the one to blame."""
 
     code: str
     keys: tuple[str, ...]

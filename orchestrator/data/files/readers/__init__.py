@@ -30,7 +30,7 @@ UNSAFE = "unsafe"  # the option by which a reader may execute what a file holds
 
 
 class Samples(Protocol):
-    """held: bytes of memory that it takes while it is open; 0 where it only maps its file."""
+    """The samples of one open file. held: bytes of memory that it takes while it is open; 0 where it only maps its file."""
 
     held: int
 

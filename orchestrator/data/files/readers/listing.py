@@ -18,7 +18,8 @@ Counts = dict[str, int | None]  # file -> samples, None where the list does not 
 
 
 class Listed(NamedTuple):
-    """files: in their order, with how many samples they should have; options: of the reader, all of them."""
+    """The files that an `index.json` lists. files: in their order, with how many samples they should have; options: of the
+    reader, all of them."""
 
     files: Counts
     options: Mapping[str, Any]

@@ -42,7 +42,7 @@ class RunHistory:
 
 @dataclass
 class Failed:
-    """why: the sentence that says what could not be drawn; None where all was."""
+    """The outcome of a drawing. why: the sentence that says what could not be drawn; None where all was."""
 
     why: str | None = None
 
