@@ -25,9 +25,8 @@ _COLLECTED_AFTER = 100_000
 
 def main() -> int:
     """The exit code of the command."""
-    began = phases.process_began()
-    phases.note(phases.COMMAND, began, time.time())
-    started = time.monotonic() - (time.time() - began)
+    phases.began(phases.COMMAND)
+    started = time.monotonic() - phases.process_age()
     gc.set_threshold(_COLLECTED_AFTER)
     lean.prefer()
     console.prepare()

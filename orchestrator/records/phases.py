@@ -39,7 +39,8 @@ def of_a_launch() -> Iterator[None]:
 
 def began(what: str, line: str | None = None) -> None:
     """The time since this process began is a phase."""
-    note(what, process_began(), time.time(), line)
+    now = time.time()
+    note(what, now - process_age(), now, line)
 
 
 @contextmanager
@@ -65,9 +66,9 @@ def note(what: str, began: float, ended: float, line: str | None = None) -> None
     _of_launch.get().append((line or _thread(), what, began, ended - began))
 
 
-def command_began() -> float | None:
-    """When what this launch does was typed, in seconds of the epoch; None where it was not typed, but called from Python."""
-    return next((began for _, what, began, _ in _of_launch.get() if what == COMMAND), None)
+def since_command() -> float:
+    """Seconds since what this launch does was typed; 0, where it was not typed, but called from Python."""
+    return process_age() if any(what == COMMAND for _, what, _, _ in _of_launch.get()) else 0.0
 
 
 def recorded(member: str | None = None) -> list[dict[str, Any]]:
@@ -78,14 +79,14 @@ def recorded(member: str | None = None) -> list[dict[str, Any]]:
     return [_line(name, sorted(spans, key=lambda span: span[1])) for name, spans in lines.items()]
 
 
-def process_began() -> float:
-    """When this process began, in seconds of the epoch; now, where the system does not tell."""
+def process_age() -> float:
+    """Seconds since this process began, whatever the wall clock did meanwhile; 0, where the system does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
-        return time.time()
-    return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+        return 0.0
+    return up - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _line(name: str, spans: list[tuple[str, float, float]]) -> dict[str, Any]:

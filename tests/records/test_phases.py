@@ -52,5 +52,12 @@ def test_launches_side_by_side_have_lists_of_their_own_and_threads_take_them_alo
         assert [line["member"] for line in phases.recorded()] == ["driver, record"]
 
 
-def test_a_process_began_before_now() -> None:
-    assert 0 < time.time() - phases.process_began() < 1e6
+def test_a_process_has_an_age_that_a_jump_of_the_wall_clock_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = phases.process_age()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 7200.0)
+    assert 0 < before <= phases.process_age() < before + 600
+    with phases.of_a_launch():
+        assert phases.since_command() == 0
+        phases.began(phases.COMMAND)
+        assert before <= phases.since_command() < before + 600

@@ -117,7 +117,7 @@ class Job:
     def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, RunOutcome]:
         """Run the job and close its record, whatever happens; returns the run's id and its outcome."""
         plan, display = self.plan, self.display
-        began = time.monotonic() - (time.time() - (phases.command_began() or time.time()))
+        began = time.monotonic() - phases.since_command()
         try:
             uri = self.settings.tracking.uri
             if uri is not None and is_server(uri) and not is_well(uri):
