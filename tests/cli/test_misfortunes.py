@@ -92,21 +92,58 @@ def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: 
 
 
 @pytest.mark.long
-def test_a_worker_that_comes_after_the_code_was_edited_takes_no_part(digits: Project, undisturbed: Alone) -> None:
-    """Its first micro-batch has the bits of the others, and a later one need not. A single one, without whose successor there
-    is no further step."""
+def test_a_worker_that_comes_after_the_code_was_edited_has_that_of_the_beginning(
+    digits: Project, undisturbed: Alone
+) -> None:
+    """Its first micro-batch would have the bits of the others, and a later one need not. A single worker, without whose
+    successor there is no further step."""
     watched = WatchedRun(digits, *DIGITS, "cluster.workers=1")
     watched.wait_for_steps(10)
-    code = digits.path / "pipelines" / "digits.py"
-    before = code.read_bytes()
-    try:
-        code.write_bytes(before + b"# edited while it trains\n")
+    with _changed(digits.path / "pipelines" / "digits.py"):
+        watched.kill(next(iter(watched.living().values())))
+        done = watched.end()
+    assert "note: pipelines/digits.py changed since the run began; workers that start from now on have what" in done.err
+    assert_as_alone(digits, done, undisturbed)
+
+
+@pytest.mark.long
+def test_a_worker_that_comes_after_data_were_changed_for_good_takes_no_part(
+    digits: Project, undisturbed: Alone
+) -> None:
+    """DVC has no copy of them."""
+    watched = WatchedRun(digits, *DIGITS, "cluster.workers=1")
+    watched.wait_for_steps(10)
+    with _changed(digits.path / "data" / "digits" / "train_images.npy"):
         watched.kill(next(iter(watched.living().values())))
         why = watched.wait_for("worker_lost", count=2)[1]["why"]
-        assert "the run and worker 1 have other code: pipelines.digits changed meanwhile; put the files back" in why
-    finally:
-        code.write_bytes(before)
+    assert why.startswith("data/digits changed since the run began, and the data of this run cannot be restored: ")
+    assert why.endswith("; put back what the run began with")
     assert_as_alone(digits, watched.end(), undisturbed)
+
+
+@pytest.mark.long
+def test_data_that_change_while_a_run_trains_are_told(digits: Project, undisturbed: Alone) -> None:
+    watched = WatchedRun(digits, *DIGITS, "cluster.workers=1")
+    watched.wait_for_steps(10)
+    with _changed(digits.path / "data" / "digits" / "train_images.npy"):
+        done = watched.end()
+    assert (
+        "warning: data/digits changed while the run trained: what it read after that is not what was recorded"
+        in done.err
+    )
+    assert_as_alone(digits, done, undisturbed)  # it had read all
+
+
+@contextlib.contextmanager
+def _changed(file: Path) -> Iterator[None]:
+    """Within the block the file has another last byte."""
+    kept = file.with_name("kept")
+    file.rename(kept)
+    try:
+        file.write_bytes(kept.read_bytes()[:-1] + b"\n\n")
+        yield
+    finally:
+        kept.replace(file)
 
 
 @pytest.mark.long

@@ -22,10 +22,11 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.preflight import begin, checks, initial, private
+from orchestrator.driver.preflight import begin, checks, private
 from orchestrator.driver.recording import failover_reports, trust, unsent
 from orchestrator.driver.recording.opening import reopen_record
 from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.recording.recorded_checkout import checked_out
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Beside, Job, storage_of
@@ -33,9 +34,9 @@ from orchestrator.driver.run.startup import RunStart, requirements
 from orchestrator.driver.supervision import Supervision, headless, supervised, supervisor, taken_over
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
-from orchestrator.errors import REPLICAS_DIFFERED, CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
-from orchestrator.provenance.code import changes, checkout, worktree
-from orchestrator.provenance.data import dvc_files, hashing, restoring
+from orchestrator.errors import REPLICAS_DIFFERED, CheckpointDamaged, ConfigurationError, UsageError
+from orchestrator.provenance.code import changes, worktree
+from orchestrator.provenance.data import hashing
 from orchestrator.provenance.tracking import Past, Store
 from orchestrator.records import hash_seal, lines, trace
 from orchestrator.worker.model import snapshot
@@ -158,22 +159,9 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
         yield project
         return
     display.say(f"note: {', '.join(changed[:_NAMED])} changed since the run began; it goes on with what it began with")
-    if not recorded.files.bundle.exists():
-        raise NotRerunnable(
-            f"the code of run {recorded.past.run_id} was not recorded, and the project has changed since",
-            "undo the changes, or launch a new run with conf=",
-            code="resume.code-changed",
-        )
-    with checkout.disposable(recorded.files.bundle, folder / "worktrees", recorded.code.get("tree")) as restored:
-        # On another machine the command may be typed where there is no project; its code says where the data are.
-        there = dvc_files.root(project) is not None or any((project / item.path).exists() for item in recorded.inputs)
-        source = project if there else restored.project
-        restoring.restore(restored.project, recorded.inputs, source, top=restored.root)
-        restoring.lend_storage(restored.project, project, restored.root)
-        initial.lend(recorded.initial.digest, folder, restored.project)
-        begin.lend(recorded.held.begin, folder, restored.project)
-        with contextlib.chdir(restored.project):
-            yield restored.project
+    bundle, tree = recorded.files.bundle, recorded.code.get("tree")
+    with checked_out(bundle, tree, recorded.inputs, recorded.held, project, folder) as there, contextlib.chdir(there):
+        yield there
 
 
 def _changed(recorded: Recorded, project: Path) -> list[str]:

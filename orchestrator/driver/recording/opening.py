@@ -14,7 +14,8 @@ from orchestrator.config.settings.sources import COMMAND_LINE
 from orchestrator.driver.folders import RunFolder, write_json
 from orchestrator.driver.preflight import unshared
 from orchestrator.driver.preflight.checks import Provenance
-from orchestrator.driver.recording import unsent
+from orchestrator.driver.recording import recorded_checkout, unsent
+from orchestrator.driver.recording.project_files import ProjectFiles
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report import description
 from orchestrator.errors import ConfigurationError
@@ -39,7 +40,7 @@ def open_record(
     the settings were given, by key; tags: further ones of the MLflow run.
 
     Raises ConfigurationError when the store cannot be opened."""
-    checkout.sweep(folder / "worktrees")
+    checkout.sweep(folder / recorded_checkout.FOLDER)
     with phases.of("DVC"):
         inputs, obstacles = provenance.inputs, provenance.obstacles  # asked before there is a run in the store
     with phases.of("MLflow"):
@@ -71,7 +72,8 @@ def open_record(
     wanted = None if tags or is_server(store.uri) else another_name(settings, origins)
     if wanted is not None and any(each.name == tracker.name for each in store.past() if each.run_id != tracker.run_id):
         earlier.append(f"other runs are named {tracker.name}, too; to tell them apart: {wanted}")
-    contents, logger_feed = Contents(inputs, obstacles, work, lacking), _begin_loggers(settings, tracker, files)
+    found = ProjectFiles(provenance.project, work, provenance.scans)
+    contents, logger_feed = Contents(inputs, obstacles, work, lacking, found), _begin_loggers(settings, tracker, files)
     return Record(settings, store, tracker, files, earlier, contents, logger_feed)
 
 
@@ -85,10 +87,9 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     for of_error in (files.error, files.memory):
         of_error.unlink(missing_ok=True)
     earlier = [orphaned(run_id) for run_id in orphans]
-    contents, logger_feed = (
-        Contents(inputs, obstacles, provenance.work),
-        _begin_loggers(settings, tracker, files, since),
-    )
+    found = ProjectFiles(provenance.project, provenance.work, provenance.scans)
+    contents = Contents(inputs, obstacles, provenance.work, project_files=found)
+    logger_feed = _begin_loggers(settings, tracker, files, since)
     return Record(settings, store, tracker, files, earlier, contents, logger_feed)
 
 

@@ -18,8 +18,10 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.checkpoint import stream_log
@@ -31,6 +33,8 @@ from orchestrator.driver.preflight.checks import code_in
 from orchestrator.driver.preflight.private import COMMITMENT, commitment_in
 from orchestrator.driver.recording import lineage
 from orchestrator.driver.recording.comparisons import Comparisons
+from orchestrator.driver.recording.project_files import ProjectFiles
+from orchestrator.driver.recording.recorded_checkout import checked_out
 from orchestrator.driver.recording.trained_model import UNTRIED, MadeOf, TrainedModel, when_served
 from orchestrator.driver.report import card, description, few
 from orchestrator.driver.report.description import Layout
@@ -60,13 +64,13 @@ _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
 
 @dataclass(frozen=True)
 class Contents:
-    """The parts of a run, as they were recorded. work: None where the code could not be; obstacles: to an exact rerun;
-    unshared: what others lack who are to repeat the run."""
+    """The parts of a run, as they were recorded."""
 
     inputs: list[Input]
-    obstacles: list[str]
-    work: worktree.WorkTree | None
-    unshared: Sequence[str] = ()
+    obstacles: list[str]  # to an exact rerun
+    work: worktree.WorkTree | None  # None where the code could not be recorded
+    unshared: Sequence[str] = ()  # what others lack who are to repeat the run
+    project_files: ProjectFiles | None = None  # None where nobody looks whether they change
 
 
 class Record:
@@ -103,6 +107,7 @@ class Record:
         self.described: Mapping[str, Any] = {}
         self.answers: Mapping[str, Any] = UNTRIED
         self._inputs = contents.inputs
+        self._project_files = contents.project_files
         self.comparisons = Comparisons(settings.pipeline.target, store, tracker, files)
         self.served_told: str | None = None  # why the model answers all at once, as it was said at the start
         self._work = contents.work
@@ -133,6 +138,22 @@ class Record:
         for file in removed:
             file.restore()
         return bool(removed)
+
+    def changed_inputs(self) -> list[str]:
+        """The inputs that have other bytes now than were recorded."""
+        return [] if self._project_files is None else self._project_files.changed_inputs()
+
+    def changed(self) -> list[str]:
+        """The inputs, and the files of imported modules, that have other bytes now than were recorded."""
+        if self._project_files is None:
+            return []
+        return [*self.changed_inputs(), *self._project_files.changed_modules(self._code.get("modules", {}))]
+
+    def checked_out(self) -> AbstractContextManager[Path]:
+        """A checkout of what was recorded, for as long as it is held. Raises NotRerunnable."""
+        assert self._project_files is not None
+        source, folder = self._project_files.project, self.files.path.parent
+        return checked_out(self.files.bundle, self._code.get("tree"), self._inputs, self._settings, source, folder)
 
     @property
     def origin(self) -> str | None:

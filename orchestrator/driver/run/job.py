@@ -27,7 +27,13 @@ from orchestrator.cluster.actors import driver_failover
 from orchestrator.cluster.actors.driver_loss import DriverHandle
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.placement.actor_slots import ActorSlots
-from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, prepare_workspaces
+from orchestrator.cluster.placement.project_transfer import (
+    LateWorkspaces,
+    Project,
+    Workspace,
+    copied,
+    prepare_workspaces,
+)
 from orchestrator.cluster.placement.reservation import Need, gpus_of_cluster, has_room_for, living_nodes, reserved
 from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
@@ -53,6 +59,7 @@ from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.fault_injection import FaultInjection
 from orchestrator.driver.run.inspection_requests import InspectionRequests
+from orchestrator.driver.run.late_project import LateProject
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.node_traits import TraitsByNode, refuse_unknown
 from orchestrator.driver.run.parameter_inspection import ParameterInspection
@@ -70,6 +77,7 @@ from orchestrator.errors import (
     OrchestratorError,
     RunFailed,
     WorkerLost,
+    few,
 )
 from orchestrator.numerics import determinism
 from orchestrator.optim.privacy.secret import Secret
@@ -78,6 +86,7 @@ from orchestrator.provenance.tracking.health import is_well
 from orchestrator.records import barriers, lines, phases, times
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
+_SHOWN = 3  # names in a sentence
 _TRUSTED = "trust=true"  # of a run whose own driver has said so
 
 
@@ -146,6 +155,11 @@ class Job:
             trouble = pictures.draw(files.pictures, seen, tracker.name, outcome.schedule or _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
+        if changed := record.changed_inputs():
+            what = few(changed, _SHOWN)
+            display.say(
+                f"warning: {what} changed while the run trained: what it read after that is not what was recorded"
+            )
         for sentence in record.comparisons.compare_data(record.described.get("profile")):
             display.say(sentence)
         for sentence in record.compare_digest(outcome.digest):
@@ -196,7 +210,7 @@ class Job:
                 opening.result()  # what is refused by now starts nobody
             with contextlib.ExitStack() as held:
                 began = time.time()
-                actor_slots, node_check = self._actor_slots(held, ray.trouble)
+                actor_slots, node_check = self._actor_slots(held, ray.trouble, opening)
                 credentials = make_credentials() if plan.exchange.tls else None
                 members = held.enter_context(
                     Members(plan, secrets.token_bytes(32), credentials, self._driver_handle(ray), ray.trouble)
@@ -312,10 +326,11 @@ class Job:
         return Private(self.secret, privacy, record.files, record.facts)
 
     def _actor_slots(
-        self, held: contextlib.ExitStack, trouble: Callable[[], str | None]
+        self, held: contextlib.ExitStack, trouble: Callable[[], str | None], opening: Future[Record]
     ) -> tuple[ActorSlots, NodeCheck]:
-        """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that
+        """Room for every member that the run starts with, on nodes that have this project, and what is asked of a member that
         comes later. A private Ray is this machine. held: lets go of the room at the end; trouble: with the Ray."""
+        checkouts = held.enter_context(contextlib.ExitStack())  # gone after the members
         cluster, timeout_s = self.plan.cluster, self.plan.cluster.timeouts.start_s
         refuse_unknown(cluster.speeds, living_nodes())
         wanted = cluster.members.total(cluster.members.most if cluster.address is None else cluster.members.start)
@@ -330,7 +345,9 @@ class Job:
             # Its CPUs are those of the bundles, and what is started beyond these takes the place of one that stays empty.
             beyond = ActorPlacement(here, {**anywhere, "num_cpus": 0, **also})
             has_room = lambda gpus: gpus > 0 and has_room_for({"GPU": gpus})  # noqa: E731
-            return ActorSlots(slots_here, beyond, has_room=has_room, gpus=gpus_of_cluster), lambda _node: None
+            recorded = LateProject(opening, checkouts, self.display.say, lambda place: Workspace(str(place), {}))
+            slots_of_run = ActorSlots(slots_here, beyond, 0, recorded.place, has_room, gpus_of_cluster)
+            return slots_of_run, lambda _node: recorded.check()
         begins = self.plan.run.initial
         needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
         project = Project(self.project, needed, timeout_s, self._check, self.settings.environment.variables)
@@ -347,7 +364,11 @@ class Job:
         known = {node for node, workspace in workspaces.items() if workspace.project is not None}
         late = LateWorkspaces(project, known, self.display.say)
         has_room = lambda gpus: gpus > 0 and has_room_for({**need.bundle, "GPU": gpus})  # noqa: E731
-        return ActorSlots(places, elsewhere, servers, late.copied, has_room, gpus_of_cluster), late.check
+        carried_from = lambda place: copied(replace(project, path=place), living_nodes())  # noqa: E731
+        recorded = LateProject(opening, checkouts, self.display.say, carried_from)
+        moved = lambda place: recorded.place(place) or late.copied(place)  # noqa: E731
+        slots_of_run = ActorSlots(places, elsewhere, servers, moved, has_room, gpus_of_cluster)
+        return slots_of_run, lambda node: late.check(node) or recorded.check()
 
     def _variables(self) -> dict[str, Any]:
         """Options that tell members of the arithmetic, if their Ray was started without it."""

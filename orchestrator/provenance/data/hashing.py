@@ -11,12 +11,13 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, MD5
 
+Stamp = tuple[int, int, int, int]  # device, inode, size in bytes, time of change in ns
 _NO_DATA = frozenset({".git", ".hg", ".dvc", ".orchestrator"})  # what git, DVC and this program keep among the files
 
 
@@ -28,6 +29,8 @@ class Scan:
     size: int
     is_file: bool
     ignored: int = 0
+    # of each entry, which file it was and when that was last changed; not where the content is only told
+    stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False)
 
     @property
     def md5(self) -> str:
@@ -47,20 +50,43 @@ def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5)
     """Hash everything at `path`. Raises FileNotFoundError."""
     status = path.stat()
     if stat.S_ISREG(status.st_mode):
-        return Scan({"": _md5_of_file(path, kind)}, status.st_size, True)
-    entries, size, seen = {}, 0, 0
-    for file, size_bytes in _walk(path, ignore):
-        entries[file.relative_to(path).as_posix()] = _md5_of_file(file, kind)
-        size += size_bytes
+        return Scan({"": _md5_of_file(path, kind)}, status.st_size, True, stamps={"": _stamp(status)})
+    entries, stamps, size, seen = {}, {}, 0, 0
+    for file, found in _walk(path, ignore):
+        name = file.relative_to(path).as_posix()
+        stamps[name] = _stamp(found)  # before it is read
+        entries[name] = _md5_of_file(file, kind)
+        size += found.st_size
     if ignore is not None:
         seen = sum(1 for _ in _walk(path, None))
-    return Scan(entries, size, False, max(0, seen - len(entries)))
+    return Scan(entries, size, False, max(0, seen - len(entries)), stamps)
 
 
 def scan_input(project: Path, path: str, kind: str = MD5) -> Scan:
     """Hash as DVC does, what its ignore files leave out left out."""
-    place = Path(os.path.normpath((project / path).absolute()))
+    place = _place(project, path)
     return scan(place, dvc_files.ignore(project, place), kind=kind)
+
+
+def scanned_again(project: Path, path: str, before: Scan) -> Scan | None:
+    """The scan of an input that has the same bytes as before; None if it has others. Only files that were written since, or
+    put in the place of others, are read."""
+    place = _place(project, path)
+    try:
+        if place.is_file():
+            found = {"": place.stat()}
+        else:
+            ignore = dvc_files.ignore(project, place)
+            found = {file.relative_to(place).as_posix(): status for file, status in _walk(place, ignore)}
+        if found.keys() != before.entries.keys():
+            return None
+        stamps = {name: _stamp(status) for name, status in found.items()}
+        written = [name for name, stamp in stamps.items() if stamp != before.stamps.get(name)]
+        if any(_md5_of_file(place / name if name else place) != before.entries[name] for name in written):
+            return None
+    except OSError:  # a file is gone, or out of reach
+        return None
+    return replace(before, stamps=stamps)
 
 
 def md5_of_entries(entries: Mapping[str, str]) -> str:
@@ -77,8 +103,16 @@ def is_in(path: str, folder: str) -> bool:
     return path == folder or Path(os.path.relpath(path, folder)).parts[:1] != (os.pardir,)
 
 
-def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, int]]:
-    """The files at `path` with their sizes, links followed; a link to a folder that it lies in is not entered again."""
+def _place(project: Path, path: str) -> Path:
+    return Path(os.path.normpath((project / path).absolute()))
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files at `path`, links followed; a link to a folder that it lies in is not entered again."""
     for folder, below, files in os.walk(path, followlinks=True):
         if ignore is not None:
             below[:], files = ignore(folder, below, files)
@@ -86,7 +120,7 @@ def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, i
         for name in (name for name in files if name not in _NO_DATA):
             file = Path(folder, name)
             if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
-                yield file, found.st_size
+                yield file, found
 
 
 def _status(file: Path) -> os.stat_result | None:

@@ -1,0 +1,85 @@
+"""The project for members that start later than the first ones: as it was recorded, also if its files were changed meanwhile.
+
+People edit a project while a run trains, and a worker that takes the place of a lost one would import the new code and read the
+new data. So a worker that has prepared is refused if an input of the run or an imported module has changed. The ones after it
+work in a clean checkout, as a resumed run does (rule D6).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.cluster.actors.members import ActorPlacement
+from orchestrator.cluster.placement.project_transfer import Workspace
+from orchestrator.driver.recording.record import Record
+from orchestrator.errors import OrchestratorError, few
+
+_SHOWN: Final = 3
+_SHARE: Final = 20  # an answer counts for so many times as long as it took
+
+
+class LateProject:
+    """One for a run. Its methods are called by the thread that drives it."""
+
+    def __init__(
+        self,
+        opening: Future[Record],  # the run's record; members that are placed before it is there are the first ones
+        held: ExitStack,  # the checkout is gone when it is closed
+        say: Callable[[str], None],  # told what is restored and why
+        workspace: Callable[[Path], Workspace],  # where members work in that checkout; may raise ClusterUnavailable
+    ) -> None:
+        self._opening = opening
+        self._held = held
+        self._say = say
+        self._workspace = workspace
+        self._some_are_late = False
+        self._changed: list[str] = []
+        self._good_until = 0.0
+        self._restored: Workspace | None = None
+        self._cannot: str | None = None  # why it cannot be restored
+
+    def place(self, place: ActorPlacement) -> ActorPlacement | None:
+        """The same place in the checkout; None where the project's own folder will do."""
+        self._some_are_late |= self._opening.done()
+        if self._restored is None:
+            return None
+        runtime_env = {"runtime_env": dict(self._restored.runtime_env)} if self._restored.runtime_env else {}
+        return replace(place, project=self._restored.project, options={**place.options, **runtime_env})
+
+    def check(self) -> str | None:
+        """Why a member that has prepared in the project's own folder cannot take part; None when it can."""
+        if not self._some_are_late:
+            return None
+        changed = self._look()
+        if not changed:
+            return None
+        self._restore(changed)
+        lacking = "" if self._cannot is None else f", and {self._cannot}; put back what the run began with"
+        return f"{few(changed, _SHOWN)} changed since the run began{lacking}"
+
+    def _look(self) -> list[str]:
+        began = time.monotonic()
+        if began >= self._good_until:
+            self._changed = self._opening.result().changed()
+            ended = time.monotonic()
+            self._good_until = ended + _SHARE * (ended - began)
+        return self._changed
+
+    def _restore(self, changed: list[str]) -> None:
+        if self._restored is not None or self._cannot is not None:
+            return
+        try:
+            self._restored = self._workspace(self._held.enter_context(self._opening.result().checked_out()))
+        except OrchestratorError as error:
+            self._cannot = error.message.replace("\n  - ", " ")
+        else:
+            what = few(changed, _SHOWN)
+            self._say(
+                f"note: {what} changed since the run began; workers that start from now on have what it began with"
+            )
