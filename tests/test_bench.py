@@ -34,12 +34,12 @@ FREE = Row("no goal", "ours", "gloo, 4 kB", "ms", None)
 OURS, PEER = [2.0, 1.0, 3.0], [4.0, 3.0, 6.0]
 
 
-def group_of(*rows: Row, acts: Sequence[Act] = (), rounds: int = 2) -> Group:
+def group_of(*rows: Row, acts: Sequence[Act] = ()) -> Group:
     @contextmanager
     def taking_turns(_: Effort) -> Iterator[Sequence[Act]]:
         yield acts
 
-    return Group(rows, taking_turns, rounds)
+    return Group(rows, taking_turns, 2)
 
 
 def test_a_row_compares_medians_with_its_goal() -> None:

@@ -159,28 +159,29 @@ def ray_node(*dead: str) -> Any:
     return SimpleNamespace(gcs_address="here:1", _node_id="n", dead_processes=lambda: [(kind, None) for kind in dead])
 
 
-def registers(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def registers_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The raylet is registered at the 80th look; at the first one the head is too busy to say."""
     looks = itertools.count(1)
 
     def is_registered(_node: Any) -> bool:
         look = next(looks)
         if look == 1:
             raise RuntimeError("the head is too busy to say")
-        return look >= after
+        return look >= 80
 
     monkeypatch.setattr(local, "_is_registered", is_registered)
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_slow_raylet_is_waited_for_within_the_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    registers(80, monkeypatch)
+    registers_late(monkeypatch)
     started: list[Any] = []
     monkeypatch.setattr(node.Node, "start_ray_processes", started.append)
     ours = ray_node()
     with local._awaited_raylet(90.0, lambda: None):
         node.Node.start_ray_processes(ours)  # type: ignore[no-untyped-call]
     assert started == [ours]
-    registers(80, monkeypatch)
+    registers_late(monkeypatch)
     with pytest.raises(TimeoutError, match=r"^the raylet of the private Ray was not up after 60 s$"):
         local._await_raylet(ours, 60.0, lambda: None)
 
@@ -194,7 +195,7 @@ def test_a_ray_that_was_not_tested_waits_for_its_raylet_by_itself(monkeypatch: p
 
 @pytest.mark.usefixtures("clock")
 def test_a_raylet_that_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    registers(80, monkeypatch)
+    registers_late(monkeypatch)
     with pytest.raises(RuntimeError, match=r"^the raylet of the private Ray ended while it started$"):
         local._await_raylet(ray_node("reaper", "raylet"), 60.0, lambda: None)
 
@@ -204,6 +205,6 @@ def test_the_wait_for_a_raylet_can_be_interrupted(monkeypatch: pytest.MonkeyPatc
     def check() -> None:
         raise Interrupted("interrupted by SIGINT")
 
-    registers(80, monkeypatch)
+    registers_late(monkeypatch)
     with pytest.raises(Interrupted):
         local._await_raylet(ray_node(), 60.0, check)

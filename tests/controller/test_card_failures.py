@@ -302,11 +302,11 @@ def test_where_only_a_card_that_is_left_out_has_room_starts_become_rare_until_an
     assert len(play.of(Start)) > before
 
 
-def admits(play: Play, member: int, seconds: float, card: str = "GPU-a", moves: bool = False) -> list[Command]:
+def admits(play: Play, member: int, seconds: float) -> list[Command]:
     """The first micro-batch of this member takes so long, while it answers; what was ordered meanwhile."""
     done: list[Command] = []
-    for second in range(math.ceil(seconds)):
-        done += play.wait(1, Heartbeat(member, "admission", None, None, second if moves else 7, card))
+    for _ in range(math.ceil(seconds)):
+        done += play.wait(1, Heartbeat(member, "admission", None, None, 7, "GPU-a"))
     return done
 
 

@@ -30,7 +30,6 @@ from orchestrator.optim.transforms import State
 from orchestrator.worker import device, worker
 from orchestrator.worker.model import shard_states, snapshot
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.shard_graphs import Recorder
 from orchestrator.worker.pipeline_parallel import hosted_stage
 from orchestrator.worker.step import carriers
 from tests.comm.transports.device_double import HostDriver
@@ -176,14 +175,14 @@ def sum_apart(monkeypatch: pytest.MonkeyPatch) -> There:
     return there
 
 
-def encode_apart(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None) -> There:
+def encode_apart(monkeypatch: pytest.MonkeyPatch) -> There:
     """As `compute_apart`, and contributions are compressed or clipped there."""
     there = compute_apart(monkeypatch)
     for module in (exact, levels, chosen, carriers, quantization_grid):
         monkeypatch.setattr(module, "in_host_memory", lambda tensor: tensor not in there)
 
     def opened(_: object, regions: Regions, __: object) -> device.Device:
-        return device.Device(WatchedResident(there), regions, recorder=recorder, encoding=host.kernels())
+        return device.Device(WatchedResident(there), regions, encoding=host.kernels())
 
     monkeypatch.setattr(device, "opened", opened)
     plain_fitted = shard_states.fitted

@@ -13,13 +13,13 @@ _LISTEN = "0A"
 _SOCKET = "socket:["
 
 
-def beyond_loopback(process: int | None = None) -> list[str]:
-    """The addresses of other networks than the loopback at which descendants of a process listen, as "name of the process at
-    address:port". process: this one. Entries that cannot be read, such as processes that have ended, are passed over."""
+def beyond_loopback() -> list[str]:
+    """The addresses of other networks than the loopback at which descendants of this process listen, as "name of the process
+    at address:port". Entries that cannot be read, such as processes that have ended, are passed over."""
     return sorted(
         f"{_name(pid)} at {places[inode]}"
         for places in (_open(),)
-        for pid in _descendants(os.getpid() if process is None else process)
+        for pid in _descendants(os.getpid())
         for inode in _sockets(pid) & places.keys()
     )
 

@@ -16,10 +16,10 @@ def columns(stages: int, columns: int, shards: int) -> Hosts:
 
 
 @st.composite
-def ragged(draw: st.DrawFn, most_stages: int = 5, most_members: int = 4, most_shards: int = 12) -> Hosts:
+def ragged(draw: st.DrawFn) -> Hosts:
     """Stages with members of their own numbers, whose shards are dealt at random; ranks in any order."""
-    shards = draw(st.integers(1, most_shards))
-    sizes = draw(st.lists(st.integers(1, most_members), min_size=1, max_size=most_stages))
+    shards = draw(st.integers(1, 12))
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     ranks = iter(draw(st.permutations(range(sum(sizes)))))
     groups = [[next(ranks) for _ in range(size)] for size in sizes]
     return tuple(tuple(draw(st.sampled_from(group)) for _ in range(shards)) for group in groups)

@@ -125,9 +125,9 @@ def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def without_the_middle(row: str = f"echo '{SAID}'; exit 15", last: str = CUT.replace("0, GPU-aa", "2, GPU-aa")) -> str:
+def without_the_middle(row: str = f"echo '{SAID}'; exit 15") -> str:
     """A tool that fails for all cards together, and for the middle one alone. row: its answer for that one."""
-    first = TWO.splitlines()[0]
+    first, last = TWO.splitlines()[0], CUT.replace("0, GPU-aa", "2, GPU-aa")
     return (
         f"case \"$*\" in \"-L -i GPU-aa\") echo '{LISTED}' ;; *{PLACES[0]}*) echo '{first}' ;; "
         f"*{PLACES[1]}*) {row} ;; *{PLACES[2]}*) echo '{last}' ;; *) echo '{SAID}'; exit 15 ;; esac"
