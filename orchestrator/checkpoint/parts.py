@@ -99,8 +99,8 @@ class Copier:
         later: Set[str] = frozenset(),
         memory: Callable[[int], torch.Tensor] = host_memory,
     ) -> CheckpointPart:
-        """later: names of tensors that only get a place, for the caller to fill; memory: makes so many bytes. Raises
-        MemoryError."""
+        """Copy the named tensors into one piece of memory. later: names of tensors that only get a place, for the caller to
+        fill; memory: makes so many bytes. Raises MemoryError."""
         self._take_from(memory)
         plan = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if plan != self._plan:

@@ -53,7 +53,8 @@ class Found:
 
 
 def read(entry: str, devices: int) -> Found:
-    """devices: of the original. Raises UsageError for what is no origin, ConfigurationError for what does not fit."""
+    """Read what a new configuration is to be made of. devices: of the original. Raises UsageError for what is no origin,
+    ConfigurationError for what does not fit."""
     for is_one, function in ORIGINS:
         if is_one(entry):
             return function(entry, devices)

@@ -74,7 +74,8 @@ def run(arguments: Arguments) -> CommandResult:
 def simulate(
     conf: Sequence[str], overrides: Sequence[str], workers: str | None, parameters: str | None, by: Conditions
 ) -> Simulated:
-    """workers, parameters: as typed; None for those of the configuration. Raises UsageError."""
+    """Simulate the configured run on a cluster that is not there. workers, parameters: as typed; None for those of the
+    configuration. Raises UsageError."""
     started = time.monotonic()
     asked = load(conf, overrides)
     cluster = asked.cluster

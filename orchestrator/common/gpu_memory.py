@@ -135,7 +135,7 @@ def _segments() -> Sequence[Any]:
 
 
 def full(what: str, card: str, why: str, remedy: str, details: str) -> OutOfDeviceMemory:
-    """card: its name and size in brackets, after a space, where they are known."""
+    """The error of a GPU without memory. card: its name and size in brackets, after a space, where they are known."""
     return OutOfDeviceMemory(
         f"{what} found no memory left on the GPU{card}: {why}", remedy, details, code="gpu.out-of-memory"
     )

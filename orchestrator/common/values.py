@@ -94,7 +94,7 @@ class Span(Notation):
         raise ValueError(f"not a number of steps or epochs: {value!r}")
 
     def in_steps(self, epoch: int) -> int:
-        """epoch: the steps of one."""
+        """This span as a number of steps. epoch: the steps of one."""
         return self.steps if self.steps is not None else (self.epochs or 0) * epoch
 
     def plain(self) -> int | str:

@@ -39,7 +39,7 @@ class StateRecovery:
 
 
 def plan_recovery(standings: Sequence[Standing], stages: int) -> StateRecovery:
-    """standings: by rank; every stage is hosted."""
+    """Plan how all workers get to one state. standings: by rank; every stage is hosted."""
     top = latest(standing.progress for standing in standings)
     if top is None:
         return StateRecovery()

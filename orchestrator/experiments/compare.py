@@ -72,8 +72,8 @@ class Several:
 
 
 def compare(names: str, uri: str | None) -> Compared | Several:
-    """names: runs, separated by commas; of more than two the first is compared with each of the others. Raises UsageError,
-    ConfigurationError, NotRerunnable for a damaged snapshot."""
+    """Compare recorded runs. names: runs, separated by commas; of more than two the first is compared with each of the
+    others. Raises UsageError, ConfigurationError, NotRerunnable for a damaged snapshot."""
     wanted = [name for name in names.split(",") if name]
     if len(wanted) < 2:
         raise UsageError(

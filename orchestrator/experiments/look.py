@@ -83,8 +83,9 @@ def look(
     uri: str | None = None,
     timeout_s: float = PATIENCE_S,
 ) -> Look:
-    """name: of the run. parameter: None to see which there are, and the clocks. first, count: of its elements, in the order of
-    memory; then the values have one axis. Raises UsageError, ConfigurationError, RunFailed where nothing came in time."""
+    """Look at a parameter of a running model. name: of the run. parameter: None to see which there are, and the clocks.
+    first, count: of its elements, in the order of memory; then the values have one axis. Raises UsageError,
+    ConfigurationError, RunFailed where nothing came in time."""
     folder = project_folder(Path.cwd())
     past = Store.with_run(uri, folder, name).find(name)
     if past.status != "RUNNING":

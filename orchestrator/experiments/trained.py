@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 
 def load(recorded: Recorded, store: Store, *, trusted: bool = False) -> Served:
-    """store: has the run, and its model where that is not on this machine; trusted: whether it may be somebody else's. Raises
-    UsageError where there is no model, and what the pipeline's import and making raise."""
+    """Load the trained model of a recorded run. store: has the run, and its model where that is not on this machine;
+    trusted: whether it may be somebody else's. Raises UsageError where there is no model, and what the pipeline's import
+    and making raise."""
     trust.require_own(recorded.past, trusted, "its model", lambda: trust.examine(recorded, ()))
     folder = artifacts.model(store, recorded.past, recorded.files)
     modules = _modules(folder / CODE)

@@ -74,7 +74,8 @@ class FixedPoint:
 
     @classmethod
     def of(cls, layout: Layout, exponents: Sequence[int]) -> FixedPoint:
-        """exponents: one for each slot, and what is beyond them is not represented."""
+        """The representation with one exponent for each slot. exponents: one for each slot, and what is beyond them is not
+        represented."""
         pieces: list[tuple[int, int, float]] = []
         slots = layout.slots[: len(exponents)]
         ends = [*(slot.offset for slot in slots[1:]), layout.size]

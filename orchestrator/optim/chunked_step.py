@@ -170,7 +170,7 @@ class _Run:
         return True
 
     def take_gradients(self, *, none: bool = False) -> None:
-        """none: the next step is to change nothing here."""
+        """Give the pieces their parts of the present gradients. none: the next step is to change nothing here."""
         gradients = [] if none else [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if not gradients:
             for piece in self.pieces:

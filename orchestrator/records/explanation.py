@@ -48,7 +48,8 @@ class Explanation:
 
 
 def explain(parted: Divergence, original: Iterable[Line], first: Iterable[Line], second: Iterable[Line]) -> Explanation:
-    """parted: where the first repetition left the original; then the three traces, each in order of its steps."""
+    """Judge a difference by a second repetition. parted: where the first repetition left the original; then the three
+    traces, each in order of its steps."""
     last = parted["step"]
     then, once, again = (
         {line["step"]: line for line in trace if line["step"] <= last} for trace in (original, first, second)

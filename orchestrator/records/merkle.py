@@ -23,7 +23,7 @@ def leaf(line: bytes) -> bytes:
 
 
 def head(leaves: Sequence[bytes]) -> str:
-    """leaves: hashes of lines."""
+    """The head of the Merkle tree over these leaves. leaves: hashes of lines."""
     return f"{len(leaves)}:{(_tree(leaves) if leaves else _EMPTY).hex()}"
 
 

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def trials(compiles: Callable[[], None], shares: Callable[[], None]) -> Iterator[tuple[str, Any]]:
-    """compiles, shares: try the current card, and raise where it fails."""
+    """Try all GPUs of this machine. compiles, shares: try the current card, and raise where it fails."""
     count = torch.cuda.device_count()
     if not count:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # it raises, and says why

@@ -105,7 +105,7 @@ class Place(NamedTuple):
 
 
 def place_of(plan: Plan, beside: int, *, lost: bool) -> Place:
-    """beside: so many workers are on this machine, itself among them."""
+    """The place of this worker, for messages on memory. beside: so many workers are on this machine, itself among them."""
     card = "of this worker"
     with suppress(RuntimeError, AssertionError):  # it may answer nothing any more
         card = cuda.card()["card"]

@@ -36,7 +36,8 @@ class Numbers:
         self._problems: list[PipelineRaised] = []
 
     def add(self, name: str, value: Any, how: Any, batch_size: int | None) -> None:
-        """how: reduce_fx. Problems are kept until `check`, so that all are told at once."""
+        """Take a number that the module has logged. how: reduce_fx. Problems are kept until `check`, so that all are told
+        at once."""
         try:
             self._add(name, value, how, batch_size)
         except PipelineRaised as problem:

@@ -22,8 +22,8 @@ def tokenizer_of(given: str | None) -> Any:
 
 
 def collator_of(given: Any, tokenizer: Any) -> Collator:
-    """given: a name of transformers, or one of the user's as module:name, with its arguments beside `name`; None: as Trainer
-    chooses. Raises ConfigurationError."""
+    """The collator of a model of Hugging Face. given: a name of transformers, or one of the user's as module:name, with its
+    arguments beside `name`; None: as Trainer chooses. Raises ConfigurationError."""
     transformers = package("transformers")
     if given is None:
         usual = transformers.default_data_collator
@@ -75,7 +75,8 @@ def taken_by(kind: Any, labels: Sequence[str]) -> frozenset[str]:
 
 
 def batch_of(items: Sequence[Any], collator: Collator, taken: Collection[str] | None) -> Any:
-    """taken: the columns that the model takes; None where all are left as they are."""
+    """Make a batch of samples, as Trainer does. taken: the columns that the model takes; None where all are left as they
+    are."""
     kept = [
         {key: value for key, value in item.items() if key in taken}
         if taken is not None and isinstance(item, Mapping)

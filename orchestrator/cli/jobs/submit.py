@@ -78,7 +78,8 @@ def submission(conf: str, overrides: Sequence[str], name: str | None, project: s
 
 
 def submit(wanted: Submission, to: str, options: dict[str, str | None]) -> Submitted:
-    """options: image and claim of Kubernetes, nodes of Slurm. Raises UsageError, ClusterUnavailable."""
+    """Submit a run to another machine. options: image and claim of Kubernetes, nodes of Slurm. Raises UsageError,
+    ClusterUnavailable."""
     for key, value in options.items():
         if value is not None and _ONLY_FOR[key] != to:
             raise UsageError(

@@ -30,7 +30,7 @@ def tell(
     wait: Callable[[float], bool],
     measure: Measure = cards.measure,
 ) -> None:
-    """wait: for so many seconds, and whether that is the end."""
+    """Tell the metrics of a GPU again and again. wait: for so many seconds, and whether that is the end."""
     while not wait(EVERY_S):
         try:
             found = measure(card)

@@ -108,7 +108,8 @@ class Server:
         self._import(modules)
 
     def load_ray(self, environ: Mapping[str, str]) -> None:
-        """environ: the variables of the worker that asks. Raises RuntimeError where nothing can be forked from then on."""
+        """Import what Ray's workers need. environ: the variables of the worker that asks. Raises RuntimeError where nothing
+        can be forked from then on."""
         self._first = dict(environ)
         before = dict(os.environ)
         os.environ.clear()

@@ -36,7 +36,8 @@ def how(code: int) -> str:
 
 
 def diagnose(code: int | None, oom_kills: int | None, load: float, cores: int, logs: Path | None) -> Diagnosis:
-    """code: of the process that has ended, None where that is not known; logs: the folder of Ray's logs."""
+    """Gather all that is known of the end of a Ray. code: of the process that has ended, None where that is not known; logs:
+    the folder of Ray's logs."""
     found = [killer_in_words(oom_kills)] if oom_kills or code in (None, -signal.SIGKILL) else []
     details = "" if logs is None else last_words(logs)
     if details:

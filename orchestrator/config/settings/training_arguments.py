@@ -133,7 +133,8 @@ class Translated:
 
 
 def translated(given: Mapping[str, Any], devices: int = 1) -> Translated:
-    """devices: on how many it was meant to run, each with the file's batch."""
+    """Translate a file of TrainingArguments into settings. devices: on how many it was meant to run, each with the file's
+    batch."""
     found = Translated()
     for name, value in given.items():
         if name in _REFUSED:

@@ -123,7 +123,8 @@ def lost_at_start(
     *,
     oom_kills: int | None = None,
 ) -> None:
-    """error: what the run ends with where too many are lost; None: that they are. oom_kills: as of `Died`."""
+    """Replace a member that was lost before the first step, or end the run. error: what the run ends with where too many
+    are lost; None: that they are. oom_kills: as of `Died`."""
     deaths = decision.state.deaths + 1
     decision.remove(member)
     decision.set(deaths=deaths)

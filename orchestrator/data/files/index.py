@@ -37,9 +37,9 @@ def index(
     to: str | None = None,
     kept: Kept | None = None,
 ) -> Manifest:
-    """named: a folder, or an fsspec URL of one; reader: of all its files, None to go by their names; tell: hears how many files
-    are done; to: where the manifest goes, None for beside the files; kept: instead of what lies at `named`. Raises
-    ConfigurationError, DataDamaged."""
+    """Write the list of the files of a training set. named: a folder, or an fsspec URL of one; reader: of all its files,
+    None to go by their names; tell: hears how many files are done; to: where the manifest goes, None for beside the files;
+    kept: instead of what lies at `named`. Raises ConfigurationError, DataDamaged."""
     place = place_of(named if kept is None else kept.place)
     at = {} if kept is None else kept.at
     if to is not None and not to.endswith(".json"):

@@ -76,7 +76,7 @@ class Manifest:
 
 
 def read(data: bytes, where: str) -> Manifest:
-    """where: for messages. Raises DataDamaged."""
+    """Read a manifest. where: for messages. Raises DataDamaged."""
     try:
         described = json.loads(data)
         if described["format"] != _FORMAT:

@@ -116,7 +116,7 @@ class Wait:
         self.live()
 
     def live(self, moved: float = 0.0) -> None:
-        """moved: when something last arrived."""
+        """Tell that the process lives, while data still arrive. moved: when something last arrived."""
         now = time.monotonic()
         if moved > self._began:
             self._began, self._next = moved, max(self._next, moved + _FIRST_TOLD_S)

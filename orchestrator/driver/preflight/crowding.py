@@ -50,7 +50,8 @@ def _in_turns(plan: Plan, available: int) -> Iterator[str]:
 
 
 def sentences(who: str, processes: int, needed: int, cores: int, available: int) -> Iterator[str]:
-    """who: all of them, in words; needed: bytes that each process has at least."""
+    """Warnings where processes share too few cores or too little memory. who: all of them, in words; needed: bytes that
+    each process has at least."""
     if processes > _EACH * cores:
         turns = -(-processes // cores)
         yield (

@@ -14,7 +14,8 @@ from orchestrator.records import times
 
 
 def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_look: str) -> str:
-    """layout: what it ran on, such as "4 workers in a ring"; where_to_look: where it is shown."""
+    """The summary of a run, for a terminal. layout: what it ran on, such as "4 workers in a ring"; where_to_look: where it
+    is shown."""
     samples = f" ({three_digits(outcome.samples_per_s)} samples/s)" if outcome.samples_per_s else ""
     rate = f", {three_digits(outcome.steps_per_s)} steps/s{samples}" if outcome.steps_per_s else ""
     sent = f", {sized(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""

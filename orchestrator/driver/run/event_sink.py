@@ -228,7 +228,7 @@ class EventSink:
         self.finished(self.outcome.digest)
 
     def finished(self, digest: str | None) -> None:
-        """digest: of the parameters of a member that has finished; None where it has none."""
+        """Note that a member has finished. digest: of the parameters of a member that has finished; None where it has none."""
         digest = None if isinstance(self.outcome.error, Inconsistent) else digest or self.outcome.digest
         self.outcome = replace(self.outcome, digest=digest)
 
@@ -412,7 +412,7 @@ class EventSink:
             self._record.upload_history()
 
     def lost(self, role: str, member: int, why: str, where: str | None = None) -> None:
-        """where: its machine; None where it never said."""
+        """Tell of the loss of a member. where: its machine; None where it never said."""
         injection.at("lost", None, (role, member, why))
         self.event(f"{role}_lost", **{role: member}, why=why, where=where)
 

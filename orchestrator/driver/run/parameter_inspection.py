@@ -66,7 +66,7 @@ class ParameterInspection:
                 self._ask(server, token, request)
 
     def hear(self, server: int, answer: Mapping[str, Any]) -> None:
-        """answer: with the `token` of what was asked."""
+        """Take the answer of a server. answer: with the `token` of what was asked."""
         token = answer["token"]
         asked = self._asked.get(token)
         if asked is None:

@@ -35,7 +35,7 @@ class StallLocation:
 
 
 def location(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> StallLocation:
-    """seen: None of a member that was out of reach."""
+    """Find out where a member stands. seen: None of a member that was out of reach."""
     if seen is None or home is None:
         return StallLocation("its stack is out of reach", None, [], "")
     threads, seen_by = stacks.parse(seen.text), "faulthandler"

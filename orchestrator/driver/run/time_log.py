@@ -40,7 +40,8 @@ class TimeLog:
         self._full = False
 
     def add(self, member: str, window: Mapping[str, Any], rank: int | None = None) -> None:
-        """member: such as "worker 0"; rank: of a worker that belongs to the generation."""
+        """Write down how a member spent its time. member: such as "worker 0"; rank: of a worker that belongs to the
+        generation."""
         facts = {key: value for key, value in window.items() if key not in ("event", "spans", "timeline_full")}
         self._unwritten.append({"member": member, **({} if rank is None else {"rank": rank}), **facts})
         if "spans" in window:
@@ -63,7 +64,8 @@ class TimeLog:
             self._unwritten = []
 
     def begun(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """told: phases of the start (`records.phases`), of the driver or of a member."""
+        """Keep phases of the start for the timeline. told: phases of the start (`records.phases`), of the driver or of a
+        member."""
         if self._timeline and told:
             self._keep(told)
 

@@ -28,8 +28,8 @@ _MODEL = "model/"
 
 
 def save(members: Members, holders: Sequence[Sequence[int]], path: Path) -> int:
-    """holders: of each stage, in their order, the workers that have it. Returns one that gave some. Raises WorkerLost when all
-    who hold a stage are gone, and RunFailed when a file cannot be written."""
+    """Bring the trained weights into one file. holders: of each stage, in their order, the workers that have it. Returns
+    one that gave some. Raises WorkerLost when all who hold a stage are gone, and RunFailed when a file cannot be written."""
     parts = [path.with_name(f"{path.name}.stage-{stage}") for stage in range(len(holders))]
     try:
         if len(holders) == 1:

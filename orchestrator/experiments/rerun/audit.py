@@ -108,8 +108,8 @@ class Audited:
 
 
 def draw(original: Recorded, settings: Settings, asked: Asked, *, came_along: bool) -> Draw:
-    """settings: of the repetition; came_along: the record was sent, and its checkpoints are beside it, if anywhere. Raises
-    NotRerunnable and UsageError for what cannot be audited."""
+    """Draw the segments of an audit. settings: of the repetition; came_along: the record was sent, and its checkpoints are
+    beside it, if anywhere. Raises NotRerunnable and UsageError for what cannot be audited."""
     run_id = original.past.run_id
     if original.barriers() is not None:
         raise UsageError(

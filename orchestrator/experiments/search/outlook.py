@@ -76,7 +76,8 @@ class Outlook:
 
 
 def look(course: Course, ended: Mapping[TrialRung, Ended], asked: Sequence[Sequence[Trial]] = ()) -> Outlook:
-    """asked: the trials of batches that are known already, which need not be asked for again."""
+    """Derive the state of a sweep from what has ended. asked: the trials of batches that are known already, which need not
+    be asked for again."""
     found = Outlook()
     while True:
         number = len(found.batches)

@@ -76,8 +76,8 @@ def measured(
     driver_s: float = 0.0,
     spans: Iterable[Mapping[str, Any]] = (),
 ) -> Measured | None:
-    """windows, spans: of a run, as `times.jsonl` and `timeline.jsonl` have them. The first step computes twice, so its windows
-    do not count. None where nothing else is left."""
+    """The figures of one short run. windows, spans: of a run, as `times.jsonl` and `timeline.jsonl` have them. The first
+    step computes twice, so its windows do not count. None where nothing else is left."""
     whole = [each for each in windows if each["first"] > 0 and each["steps"] and each["member"].startswith("worker ")]
     if not whole:
         return None
@@ -124,8 +124,9 @@ def typical(points: Sequence[Measured]) -> Measured:
 
 
 def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: float) -> Conditions:
-    """points: at least one run of one worker without servers, who talks to nobody; those of more give the cost of messages.
-    cores: that workers share, 0 where each has its own; byte_s: processor time of adding a byte."""
+    """Derive the conditions of a cluster from measured runs. points: at least one run of one worker without servers, who
+    talks to nobody; those of more give the cost of messages. cores: that workers share, 0 where each has its own; byte_s:
+    processor time of adding a byte."""
     alone = [each for each in points if each.layout.workers == 1]
     several = [each for each in points if each.layout.workers > 1]
     fixed = statistics.median(each.fixed * each.busy_s["compute"] for each in alone)

@@ -62,7 +62,7 @@ def candidates(
 
 
 def choose(candidates: Sequence[Candidate], topologies: Sequence[str]) -> Choice:
-    """candidates: at least one. Measured figures count before predicted ones."""
+    """Choose the layout with the shortest step. candidates: at least one. Measured figures count before predicted ones."""
     known = [each for each in candidates if each.measured_s is not None] or list(candidates)
     best = min(map(_seconds, known))
     taken = min(

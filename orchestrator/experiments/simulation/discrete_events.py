@@ -85,7 +85,8 @@ class Simulation:
         self._seen = False
 
     def run(self, *, every_s: float = 0.0, seen: bool = False) -> None:
-        """every_s: after which what takes a share of the cores all the time takes its part again; seen: keep the flights."""
+        """Let all members do their tasks. every_s: after which what takes a share of the cores all the time takes its part
+        again; seen: keep the flights."""
         self._seen = seen
         for member in range(len(self._programs)):
             self._go_on(member)

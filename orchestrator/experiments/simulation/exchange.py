@@ -35,7 +35,8 @@ class Exchanged:
 
 
 def exchange(schedule: Schedule, up: float, down: float, network: Network) -> Exchanged:
-    """up, down: bytes of the whole vector as sums, and as results. Raises UsageError where there are too many moves."""
+    """Simulate the exchange of one step. up, down: bytes of the whole vector as sums, and as results. Raises UsageError
+    where there are too many moves."""
     if schedule.members == 1:
         return Exchanged(0.0, 0.0, 0.0, 0.0)
     moves = schedule.workers * sum(1 for _ in schedule.moves_of(0))

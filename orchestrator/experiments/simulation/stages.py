@@ -60,8 +60,8 @@ class Room(NamedTuple):
 
 
 def room_of(available_bytes: int, workers: int, beside_bytes: int, card: int | None = None) -> Room:
-    """workers: that share the host memory that is available; beside_bytes: of a worker's process before it has a model; card:
-    as `card_room` has it."""
+    """The memory that each worker may take here. workers: that share the host memory that is available; beside_bytes: of a
+    worker's process before it has a model; card: as `card_room` has it."""
     return Room(available_bytes // workers - beside_bytes, available_bytes - workers * beside_bytes, card)
 
 

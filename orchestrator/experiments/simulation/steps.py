@@ -75,7 +75,8 @@ def shared(seconds: float, busy_s: float, cores: int) -> float:
 def lockstep(
     conditions: Conditions, times: Times, exchanged: Exchanged, played: npt.NDArray[np.float64] | None = None
 ) -> Stepped:
-    """played: seconds of each step, where it was played task by task (`cores.py`)."""
+    """Simulate steps that all workers take together. played: seconds of each step, where it was played task by task
+    (`cores.py`)."""
     workers, cores = times.shape[1], conditions.cores
     each = rest_of_a_step(conditions, workers)
     update = shared(each, each * workers, cores)
@@ -92,7 +93,8 @@ def lockstep(
 def async_phases(
     conditions: Conditions, times: Times, hosted: npt.NDArray[np.int64], exchanged: Exchanged, mode: Mode
 ) -> Stepped:
-    """times: of a step of each worker, which makes its shards' updates one after the other, and so in rounds."""
+    """Simulate workers that run free between rests. times: of a step of each worker, which makes its shards' updates one
+    after the other, and so in rounds."""
     steps, workers = times.shape
     every = min(mode.rest_every, steps)
     exchange = shared(exchanged.seconds, exchanged.busy_s, conditions.cores)

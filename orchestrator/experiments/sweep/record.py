@@ -122,8 +122,8 @@ class SweepRecord:
 
     @classmethod
     def create(cls, sweep: Sweep, folder: Path, command: str) -> SweepRecord:
-        """command: the command, for MLflow's page, without credentials. Raises ConfigurationError when the store cannot be
-        opened."""
+        """Begin the record of a sweep. command: the command, for MLflow's page, without credentials. Raises
+        ConfigurationError when the store cannot be opened."""
         run, tracking = sweep.settings.run, sweep.settings.tracking
         store = Store(tracking.uri, folder)
         with store.usable():

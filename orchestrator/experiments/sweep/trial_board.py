@@ -122,7 +122,8 @@ class TrialBoard:
                 self._draw()
 
     def ends(self, place: TrialRung, value: float | None, why: str | None, *, last: bool) -> None:
-        """last: whether it was the run of the trial's last rung, with which it can be the best."""
+        """Show that a run of a trial has ended. last: whether it was the run of the trial's last rung, with which it can be
+        the best."""
         with self._lock:
             row = self._seen.running.pop(place)
             row.value = value

@@ -77,7 +77,7 @@ class Kernels(Packer, Quantizer, Protocol):
     dtype: torch.dtype
 
     def adder(self, layout: Layout, total: torch.Tensor) -> Adder:
-        """total: of the layout's size; of float32 where sums are not exact."""
+        """Make what adds shards onto a total. total: of the layout's size; of float32 where sums are not exact."""
 
     def join(
         self,

@@ -40,7 +40,8 @@ class KeyPair:
         return "KeyPair(...)"
 
     def agree(self, rank: int, publics: Sequence[bytes], generation: int) -> Masks:
-        """publics: of all workers, by rank. Raises Inconsistent for one that is no key."""
+        """Agree with each other worker on a key. publics: of all workers, by rank. Raises Inconsistent for one that is no
+        key."""
         roots: dict[int, Keys] = {}
         for peer, public in enumerate(publics):
             if peer == rank:

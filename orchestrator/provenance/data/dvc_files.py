@@ -290,7 +290,8 @@ def _outs_of(repository: Any, file: Path, project: Path) -> Iterator[Out]:
 
 
 def out_of(out: Any, name: str | None, file: Path, project: Path) -> Out:
-    """name: of the stage, None in a `.dvc` file. The lock is what tells a stage's versions."""
+    """The version of an output, as DVC's files have it. name: of the stage, None in a `.dvc` file. The lock is what tells a
+    stage's versions."""
     source = next((dep for dep in out.stage.deps if hasattr(dep, "def_repo")), None)
     imported = None
     if source is not None:

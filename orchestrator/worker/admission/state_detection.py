@@ -63,7 +63,7 @@ class _Walk:
         self._elements = 0
 
     def through(self, place: str, value: Any, *, counts: bool) -> None:
-        """counts: whether a number here is one of the pipeline's own."""
+        """Look through an object for state, and note it. counts: whether a number here is one of the pipeline's own."""
         if type(value) in _BARE:
             return
         if isinstance(value, (int, float)):

@@ -45,7 +45,7 @@ class HeldSlice:
         self._counts: dict[tuple[int, int], Sequence[int]] = {}
 
     def begin(self, clocks: Sequence[int]) -> None:
-        """clocks: per shard, at the last sync barrier."""
+        """Begin anew at a sync barrier, without parameters as yet. clocks: per shard, at the last sync barrier."""
         with self._lock:
             self._clocks, self._fixed, self._whole = tuple(clocks), None, False
             self._counts.clear()
@@ -74,7 +74,8 @@ class HeldSlice:
             self._clocks = total(self._clocks, counts)
 
     def at_barrier(self, summed: torch.Tensor, clocks: Sequence[int]) -> None:
-        """summed: of the layout's size, in which this slice lies where it always does."""
+        """Take the parameters at a sync barrier. summed: of the layout's size, in which this slice lies where it always
+        does."""
         with self._lock:
             torch.add(self._base, summed[self._place], out=self._x)
             self._clocks = tuple(clocks)

@@ -141,8 +141,8 @@ def agree(exchange: Exchange, number: int, report: BarrierReport, shape: Shape) 
 
 
 def require_sum(found: int, expected: int) -> None:
-    """found: the fingerprint of the parameters in the sum of a rest; expected: of what was put into it, all fingerprints added
-    up. Raises Inconsistent."""
+    """Compare the sum of a rest with what workers put into it. found: the fingerprint of the parameters in the sum of a
+    rest; expected: of what was put into it, all fingerprints added up. Raises Inconsistent."""
     if found != wrap(expected):
         raise Inconsistent(
             "the sum of a rest is not that of what workers put into it", COPIED_OTHERWISE, code="replica.other-sum"

@@ -74,7 +74,8 @@ class TimeAccount:
         self._stamps, self._mark = stamps, stamps.mark
 
     def turn(self, activity: Activity, step: int | None = None, shard: int | None = None, together: int = 0) -> None:
-        """together: so many micro-batches are computed as one, each for an equal part of the time."""
+        """Begin a turn of another kind. together: so many micro-batches are computed as one, each for an equal part of the
+        time."""
         kind = _KIND[activity]
         if self._kind < 0:
             if activity != "state_transfer":
@@ -133,7 +134,7 @@ class TimeAccount:
             self._turn(self._before, self._steps, None, self._mark())
 
     def stepped(self, steps: int) -> None:
-        """steps: of the run, from its beginning on."""
+        """Note that steps are done. steps: of the run, from its beginning on."""
         self._steps = steps
 
     def computed(self, shards: int, others: int) -> None:

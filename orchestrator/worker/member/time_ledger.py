@@ -51,7 +51,7 @@ class Ledger:
         self._open()
 
     def span(self, steps: int, kind: int, step: int | None, shard: int | None, begin: Any, end: Any) -> None:
-        """steps: that are committed at its end."""
+        """Count a span of time. steps: that are committed at its end."""
         seconds = None if self._pending else self._between(begin, end)
         if seconds is None:
             self._pending.append((begin, end, self._count_span, (steps, kind, step, shard)))

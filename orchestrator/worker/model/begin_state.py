@@ -16,8 +16,8 @@ _ABSENT = "sgd"  # makes what it lacks: a momentum begins with the next gradient
 
 
 def refuse_unfit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, begin: Begin, named: Variant | None) -> None:
-    """named: the optimizer of the settings, None for the pipeline's own. Both hold the state afterwards. Raises
-    ConfigurationError."""
+    """Refuse a state to begin with that does not fit this model and optimizer. named: the optimizer of the settings, None
+    for the pipeline's own. Both hold the state afterwards. Raises ConfigurationError."""
     try:
         state = _read(begin)
         snapshot.restore(state, model, optimizer)

@@ -22,7 +22,7 @@ _SHOWN = 3
 
 
 def read(file: Path, name: str) -> dict[str, torch.Tensor]:
-    """name: of the model, for the message. Raises ConfigurationError."""
+    """Read the parameters to begin with. name: of the model, for the message. Raises ConfigurationError."""
     try:
         return load_file(file)
     except (OSError, safetensors.SafetensorError) as error:

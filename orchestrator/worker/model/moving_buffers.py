@@ -96,7 +96,8 @@ class Moving:
 
     @classmethod
     def of(cls, model: torch.nn.Module, declared: Mapping[str, str]) -> Moving:
-        """declared: the rules of buffers, by name; others have that of their kind."""
+        """Find the buffers of a model that move, and their rules. declared: the rules of buffers, by name; others have that
+        of their kind."""
         buffers = dict(model.named_buffers())
         rules = {name: declared[name] for name in buffers if name in declared}
         taken = {id(buffers[name]) for name in rules}

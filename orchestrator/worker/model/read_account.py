@@ -28,7 +28,7 @@ class ReadAccount:
         self._told = 0.0
 
     def add(self, indices: Sequence[int], fetched_ahead: int) -> None:
-        """indices: of the samples of a micro-batch."""
+        """Count the samples of a micro-batch. indices: of the samples of a micro-batch."""
         if len(self._known) < len(self._ends):
             self._untold |= set(numpy.unique(self._ends.searchsorted(indices, "right")).tolist()) - self._known
             self._known |= self._untold

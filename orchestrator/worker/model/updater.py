@@ -91,8 +91,9 @@ class Updater:
         joined: Sequence[torch.Tensor],
         result: torch.Tensor,
     ) -> None:
-        """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters, joined:
-        the values of these buffers; reductions: how often the plateau schedule has lowered the rate."""
+        """Apply a summed gradient. agreed: views of `result`, in the order of the layout, None where no shard had anything
+        (rule A7); counters, joined: the values of these buffers; reductions: how often the plateau schedule has lowered the
+        rate."""
         count = len(self._replica.parameters)
         if self._made is None:
             self.move(step, reductions, agreed[:count], result)

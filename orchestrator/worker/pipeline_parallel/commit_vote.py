@@ -47,8 +47,8 @@ class Ballot:
     def vote(
         self, exchange: Exchange, step: int, attempt: int, own: int, norms: Callable[[torch.dtype], Sequence[int]]
     ) -> SecondVote:
-        """own: the stage's part of the fingerprint; norms: of its gradients, as slots among those of all tensors. Raises what
-        the transport raises."""
+        """Take part in the second vote. own: the stage's part of the fingerprint; norms: of its gradients, as slots among
+        those of all tensors. Raises what the transport raises."""
         vector = torch.tensor(
             [*_fingerprint_slots(self._stages, self._stage, own), *norms(torch.float32)], dtype=torch.int64
         )

@@ -54,7 +54,8 @@ class Cuts:
 
 
 def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[str]) -> Cuts:
-    """names: of all parameters and buffers. Raises PipelineRaised for borders that cannot be, by name."""
+    """Cut a model into stages. names: of all parameters and buffers. Raises PipelineRaised for borders that cannot be, by
+    name."""
     apart, surveys = _apart(surveys)
     for way, survey in surveys.items():
         _check(survey, borders, way)

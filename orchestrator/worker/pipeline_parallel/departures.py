@@ -23,8 +23,8 @@ class Departures:
         return not self._waiting
 
     def add(self, mark: Mark | None, leave: Callable[[], None]) -> None:
-        """leave: sends the message, when the device has come to the mark; None: it tells of nothing there. It leaves at once
-        where that is so already and none waits before it. Raises what sending raises."""
+        """Have a message leave in its turn. leave: sends the message, when the device has come to the mark; None: it tells
+        of nothing there. It leaves at once where that is so already and none waits before it. Raises what sending raises."""
         self._waiting.append((mark, leave))
         self.go()
 

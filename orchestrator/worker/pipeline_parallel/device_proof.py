@@ -70,7 +70,7 @@ class _OneByOne:
         self._offsets = {slot.name: slot.offset for slot in replica.layout.slots}
 
     def digests(self, call: Call, *, takes: bool) -> dict[str, str]:
-        """takes: whether they are taken, beside that of the loss."""
+        """Digests of what this device computes, stage by stage. takes: whether they are taken, beside that of the loss."""
         seeded, by_name = Generators.now(), dict[str, str]()
         arrived = self._arrived(call, seeded)
         gradients: Gradients | None = None

@@ -27,7 +27,8 @@ def preparing_bytes(parameters: int) -> int:
 
 
 def by_stage(stages: Mapping[str, Any], plan: Plan) -> list[Needed]:
-    """stages: as `planning.summary` has them; those of an older record tell nothing of what crosses."""
+    """The memory that a worker of each stage needs. stages: as `planning.summary` has them; those of an older record tell
+    nothing of what crosses."""
     crossing = [0, *stages.get("crossing", [0] * len(stages["borders"])), 0]
     return [
         stage_needs(parameters, plan, crossing[stage + 1], crossing[stage])
@@ -36,7 +37,8 @@ def by_stage(stages: Mapping[str, Any], plan: Plan) -> list[Needed]:
 
 
 def stage_needs(parameters: int, plan: Plan, onward_bytes: int = 0, back_bytes: int = 0) -> Needed:
-    """onward_bytes, back_bytes: of a micro-batch, over the borders behind and before the stage."""
+    """The memory that a worker of one stage needs. onward_bytes, back_bytes: of a micro-batch, over the borders behind and
+    before the stage."""
     sums, on_card = sums_of(plan), plan.run.compute.device == "cuda"
     hosted = -(-plan.data.shards // max(1, plan.cluster.members.start // plan.cluster.members.stages))
     waiting = 1 if plan.sums_stay_on_device else min(hosted, max(2, most_waiting(parameters)))

@@ -78,7 +78,7 @@ class Border:
         self.sent_bytes = 0
 
     def send(self, peer: int, tag: BorderTag, message: Activations | Gradients | None, seeded: Seeded) -> None:
-        """seeded: the generators' states at the start of this micro-batch, which the peer
+        """Send a message over a border. seeded: the generators' states at the start of this micro-batch, which the peer
         knows."""
         sent = Message(_NOTHING, 0) if message is None else encode(message, seeded, self._place(peer, tag))
         self.sent_bytes += sent.payload.numel() + (0 if sent.left is None else sent.left.numel())

@@ -70,7 +70,7 @@ class OperationWatch(TorchFunctionMode):
 
     @contextmanager
     def within(self, *, users: bool) -> Iterator[None]:
-        """users: whether the code within the block is the user's."""
+        """Note whose code runs within the block. users: whether the code within the block is the user's."""
         before, self._users = self._users, users
         try:
             yield

@@ -118,7 +118,8 @@ class StageState:
         return dict(self.capture({}).values["optimizer"])
 
     def begin_save(self, optimizers: Sequence[Packed], part: tuple[int, int] | None) -> None:
-        """optimizers: the `optimizer_values` of all members; part: which of how many this member writes of its stage."""
+        """Begin to write this member's part of a checkpoint. optimizers: the `optimizer_values` of all members; part: which
+        of how many this member writes of its stage."""
         self._whole, self._part = _merged(optimizers, self._order), part
 
     def capture_with_rows(self, values: dict[str, Any]) -> TrainingState:

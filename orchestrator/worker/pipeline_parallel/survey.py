@@ -218,7 +218,7 @@ class _Watch:
         return self.bound[id(tensor)].born if id(tensor) in self.bound else self._begun.get(id(tensor), 0)
 
     def binds(self, made: Sequence[Any], label: Callable[[int], Key], *, drawn: bool = False) -> None:
-        """made: the leaves of what an operation has returned."""
+        """Note the tensors that an operation has made. made: the leaves of what an operation has returned."""
         for i, leaf in enumerate(made):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self.names and id(leaf) not in self.bound:
                 shape, where = tuple(leaf.shape), self.operations.inner

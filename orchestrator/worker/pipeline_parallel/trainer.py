@@ -83,8 +83,8 @@ class StageTrainer:
         self._joined: list[torch.Tensor] = []
 
     def take_on(self, links: Links, group: Exchange, whole: tuple[int, int]) -> None:
-        """links: to the other members; group: those that host this stage; whole: how many tensors and counters the model
-        has."""
+        """Take on a generation. links: to the other members; group: those that host this stage; whole: how many tensors and
+        counters the model has."""
         self._links = links
         self._group = group
         self._tensors, self._counters = whole

@@ -91,7 +91,7 @@ class Tally:
                 kept.pop(shard, None)
 
     def add_loss(self, shard: int, loss: float | torch.Tensor) -> None:
-        """loss: a tensor where a look at it would wait for a device."""
+        """Note the loss of a shard. loss: a tensor where a look at it would wait for a device."""
         self._losses[shard] = loss
 
     def add(self, shard: int, weight: float | torch.Tensor, contribution: Sequence[torch.Tensor | None]) -> None:

@@ -13,7 +13,7 @@ from orchestrator.config.settings.rules.rule import Case, Rule
 
 
 def rules_of(execution: Callable[[str], str]) -> tuple[Rule, ...]:
-    """execution: of the mode with this name."""
+    """The rules for modes in which replicas run free. execution: of the mode with this name."""
 
     def is_free(name: str) -> bool:
         return execution(name) != "lockstep"

@@ -31,7 +31,7 @@ def _too_few_workers(workers: Workers, stages: int) -> str:
 
 
 def without_servers(has_servers: Callable[[str], bool]) -> Rule:
-    """has_servers: of the topology with this name."""
+    """The rule that stages have no servers. has_servers: of the topology with this name."""
     return _requires(
         "stages.topology",
         "topology.name",
@@ -42,7 +42,7 @@ def without_servers(has_servers: Callable[[str], bool]) -> Rule:
 
 
 def in_lockstep(is_free: Callable[[str], bool]) -> Rule:
-    """is_free: whether replicas run free in the mode with this name."""
+    """The rule that stages take each step together. is_free: whether replicas run free in the mode with this name."""
     return _requires(
         "stages.sync",
         "sync.name",

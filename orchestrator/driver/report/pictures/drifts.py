@@ -21,7 +21,7 @@ _NAMED = 20  # labels
 
 
 def draw(path: Path, drift: Drift, profiles: tuple[Profile, Profile], names: tuple[str, str]) -> None:
-    """drift: of these profiles; it `has_picture`. names: of the runs."""
+    """Draw how the data drifted. drift: of these profiles; it `has_picture`. names: of the runs."""
     shown = drift.shifts[:_SHOWN]
     rows = -(-len(shown) // _ACROSS)
     figure = Figure(

@@ -27,7 +27,7 @@ _MOST_BARS = 32  # of more members only the first are shown
 
 
 def draw(windows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """windows: lines of times.jsonl, of workers and servers; at least one."""
+    """Draw how members spent their time. windows: lines of times.jsonl, of workers and servers; at least one."""
     workers = [window for window in windows if window["member"].startswith("worker ")]
     members = by_member(windows)
     present = [kind for kind in KINDS if any(seconds[kind] > 0 for seconds in members.values())]
