@@ -13,6 +13,7 @@ from orchestrator.driver.terminal import mlflow_ui
 from orchestrator.errors import RunFailed, UsageError
 from orchestrator.experiments.listing import runs
 from orchestrator.provenance.tracking import Store, experiment_page, is_server
+from orchestrator.records import redaction
 
 
 def run(arguments: Arguments) -> CommandResult:
@@ -28,9 +29,10 @@ def ui(project: Path, port: int | None, uri: str | None = None) -> int:
     port: None for a free one. Raises UsageError, ConfigurationError, RunFailed when the server does not start or does not stay.
     """
     if uri is not None and is_server(uri):
+        named = redaction.text(uri)
         raise UsageError(
-            f"{uri} is an MLflow server, which shows its runs itself",
-            f"open {uri} in a browser",
+            f"{named} is an MLflow server, which shows its runs itself",
+            f"open {named} in a browser",
             code="mlflow.is-server",
         )
     if uri is None and not (project / NAME / "mlflow.db").exists():

@@ -17,6 +17,12 @@ def shown(uri: str) -> str:
     ]
 
 
+@pytest.mark.parametrize("uri", ["http://me:hush@mlflow.example:5000", "postgresql://me:hush@db.example/mlflow"])
+def test_a_password_in_an_address_is_not_shown(uri: str) -> None:
+    assert "hush" not in shown(uri)
+    assert uri.rpartition("@")[2] in shown(uri)
+
+
 @pytest.mark.parametrize(
     ("rate", "samples", "told"),
     [

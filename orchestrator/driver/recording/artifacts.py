@@ -39,7 +39,7 @@ def pictures(store: Store, past: Past, files: RunFolder) -> list[Path]:
 
 def _missing(store: Store, past: Past, place: Path) -> UsageError:
     return UsageError(
-        f"run {past.run_id} ({past.status}) has no trained model, neither in {place} nor in {store.uri}",
+        f"run {past.run_id} ({past.status}) has no trained model, neither in {place} nor in {store.shown}",
         "a run has one once it has finished; wait for its end, or go on with it by resume=",
         code="record.no-model",
     )

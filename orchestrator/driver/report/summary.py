@@ -10,7 +10,7 @@ from orchestrator.driver.report import chaos_report, few
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import three_digits
 from orchestrator.provenance.tracking import is_server, run_page
-from orchestrator.records import times
+from orchestrator.records import redaction, times
 
 
 def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_look: str) -> str:
@@ -110,6 +110,7 @@ def _where(uri: str | None) -> str:
 
 def where_to_look(run_id: str, experiment_id: str, store_uri: str, own_uri: str) -> str:
     """The run's charts at a server; the command that shows another store. own_uri: the project's, which that command takes."""
+    named = redaction.text(store_uri)  # output is kept in logs
     if is_server(store_uri):
-        return run_page(store_uri, experiment_id, run_id)
-    return "python -m orchestrator ui" + ("" if store_uri == own_uri else f" tracking.uri={shlex.quote(store_uri)}")
+        return run_page(named, experiment_id, run_id)
+    return "python -m orchestrator ui" + ("" if store_uri == own_uri else f" tracking.uri={shlex.quote(named)}")

@@ -159,7 +159,7 @@ def pin(store: Store, name: str) -> str:
             store.client.get_logged_model(wanted)
     except MlflowException as error:
         raise ConfigurationError(
-            [f"initial: there is no {name} in {store.uri}: {reason(error)}"],
+            [f"initial: there is no {name} in {store.shown}: {reason(error)}"],
             _known(store, wanted.partition("/")[0]),
             code="initial.no-such-model",
         ) from error
@@ -174,7 +174,7 @@ def fetch_weights(store: Store, pinned: str, target: Path) -> None:
             found = _download(store, f"{_location(store, pinned)}/{WEIGHTS}", place)
         except _failures() as error:
             raise ConfigurationError(
-                [f"initial: {pinned} has no {WEIGHTS} that can be had from {store.uri}: {reason(error)}"],
+                [f"initial: {pinned} has no {WEIGHTS} that can be had from {store.shown}: {reason(error)}"],
                 "name a model that a finished run of orchestrator has logged",
                 code="initial.no-weights",
             ) from error

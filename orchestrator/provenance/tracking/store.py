@@ -189,7 +189,12 @@ class Store:
     @property
     def name(self) -> str | None:
         """As records may hold it: without credentials, and None for the project's own, which moves with the project."""
-        return None if self.uri == default_uri(self.folder) else redaction.text(self.uri)
+        return None if self.uri == default_uri(self.folder) else self.shown
+
+    @property
+    def shown(self) -> str:
+        """Its address in messages, which logs keep: without credentials."""
+        return redaction.text(self.uri)
 
     def usable(self) -> AbstractContextManager[None]:
         """Inside the block, a store that refuses what it is asked for is a ConfigurationError."""
@@ -214,7 +219,7 @@ class Store:
                     raise
         if found.lifecycle_stage == "deleted":
             raise ConfigurationError(
-                [f"run.experiment: {name} is deleted in {self.uri}"],
+                [f"run.experiment: {name} is deleted in {self.shown}"],
                 f"take another name, or bring it back: mlflow experiments restore --experiment-id {found.experiment_id}",
                 code="mlflow.experiment-deleted",
             )
@@ -287,7 +292,7 @@ class Store:
         if not found:
             self._refuse_by_name(name)
             raise UsageError(
-                f"there is no run {'yet' if name == 'last' else name} in {self.uri}",
+                f"there is no run {'yet' if name == 'last' else name} in {self.shown}",
                 "list them with: python -m orchestrator runs; `last` is the newest; those at a server need tracking.uri=URI",
                 code="mlflow.no-such-run",
             )
@@ -301,13 +306,13 @@ class Store:
         stage = self._stage(run_id)
         if stage == "deleted":
             raise UsageError(
-                f"run {run_id} is deleted in {self.uri}",
+                f"run {run_id} is deleted in {self.shown}",
                 f"bring it back: mlflow runs restore --run-id {run_id}",
                 code="mlflow.run-deleted",
             )
         if stage:
             raise UsageError(
-                f"run {run_id} in {self.uri} was not recorded by orchestrator",
+                f"run {run_id} in {self.shown} was not recorded by orchestrator",
                 "list those that were with: runs",
                 code="mlflow.other-run",
             )

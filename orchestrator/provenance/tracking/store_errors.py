@@ -10,8 +10,10 @@ from contextlib import contextmanager
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.tracking.addresses import is_server
+from orchestrator.records import redaction
 
 _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
+_DENIED = re.compile(r"failed with error code 40[13] ")  # so MLflow tells an answer that it does not read
 
 
 @contextmanager
@@ -22,10 +24,17 @@ def usable(uri: str) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (sqlite3.Error, OSError, ValueError)) and not is_of_mlflow(error):
             raise
+        named = redaction.text(uri)
+        if is_denial(error):
+            raise ConfigurationError(
+                [f"tracking.uri: the MLflow server {named} refuses this user: {reason(error)}"],
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of a user who may",
+                code="mlflow.denied",
+            ) from error
         if is_server(uri):
-            what, remedy = f"the MLflow server {uri} cannot be used", "start it, mend its address, or"
+            what, remedy = f"the MLflow server {named} cannot be used", "start it, mend its address, or"
         else:
-            what, remedy = f"the MLflow store {uri} cannot be used", "see to its place, or"
+            what, remedy = f"the MLflow store {named} cannot be used", "see to its place, or"
         raise ConfigurationError(
             [f"tracking.uri: {what}: {reason(error)}"],
             f"{remedy} leave tracking.uri out for the project's own store",
@@ -33,12 +42,17 @@ def usable(uri: str) -> Iterator[None]:
         ) from error
 
 
-def is_of_mlflow(error: Exception) -> bool:
+def is_of_mlflow(error: BaseException) -> bool:
     if "mlflow" not in sys.modules:
         return False
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException)
+
+
+def is_denial(error: BaseException) -> bool:
+    """Whether a server does not let this user in, or do what was asked."""
+    return _code(error) in ("PERMISSION_DENIED", "UNAUTHENTICATED") or _DENIED.search(str(error)) is not None
 
 
 def is_refusal(error: Exception) -> bool:
@@ -55,7 +69,7 @@ def has_answered(error: Exception) -> bool:
     return is_refusal(error) or _code(error) == "BAD_REQUEST" or type(error).__name__ == "RestException"
 
 
-def _code(error: Exception) -> str | None:
+def _code(error: BaseException) -> str | None:
     return str(getattr(error, "error_code", None)) if is_of_mlflow(error) else None
 
 
