@@ -9,6 +9,7 @@ from orchestrator.provenance.tracking import store_errors
 from tests.refusals import refused
 
 _SERVER = "http://me:hush@mlflow.example:5000"
+_OF_A_READER = RestException({"error_code": "PERMISSION_DENIED", "message": "Permission denied"})  # type: ignore[no-untyped-call]
 _ENDPOINT = "API request to endpoint /api/2.0/mlflow/experiments/search failed with error code"
 
 
@@ -17,7 +18,7 @@ _ENDPOINT = "API request to endpoint /api/2.0/mlflow/experiments/search failed w
     [
         (MlflowException(f"{_ENDPOINT} 401 != 200. Response body: 'You are not authenticated.'"), "mlflow.denied"),
         (MlflowException(f"{_ENDPOINT} 403 != 200. Response body: 'Permission denied'"), "mlflow.denied"),
-        (RestException({"error_code": "PERMISSION_DENIED", "message": "Permission denied"}), "mlflow.denied"),
+        (_OF_A_READER, "mlflow.denied"),
         (MlflowException(f"{_ENDPOINT} 404 != 200. Response body: 'error code 403 '"), "mlflow.unusable"),
         (ConnectionError("refused"), "mlflow.unusable"),
     ],
