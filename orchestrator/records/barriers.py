@@ -39,7 +39,6 @@ ORDER = ("updates", "clocks", "heirs", "steps", "evaluate")
 class Staleness:
     """The staleness in one async phase."""
 
-    rest: int
     steps: int  # of the trace at its end
     clocks: Clocks  # per shard, at its end
     largest: int  # staleness of an update
@@ -88,7 +87,7 @@ def staleness(barriers: Sequence[Barrier]) -> list[Staleness]:
     ):
         ahead = tuple(async_phase.staleness())
         largest = max((each for _, each in ahead), default=0)
-        found.append(Staleness(barrier["rest"], barrier["steps"], tuple(barrier["clocks"]), largest, ahead))
+        found.append(Staleness(barrier["steps"], tuple(barrier["clocks"]), largest, ahead))
     return found
 
 

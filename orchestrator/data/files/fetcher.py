@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 from orchestrator.common.child import Messages, parent
 from orchestrator.data.files import cache
@@ -33,7 +34,6 @@ class Expected:
         self._changed = threading.Condition()
         self._files: list[File] = []
         self._taken: set[str] = set()  # by MD5: under way, or done since the last message
-        self._over = False
 
     def replace(self, files: list[File]) -> list[File]:
         """Returns those that are not expected any more."""
@@ -44,25 +44,17 @@ class Expected:
             self._changed.notify_all()
         return gone
 
-    def take(self) -> File | None:
-        """The first that nobody has taken; None at the end."""
+    def take(self) -> File:
+        """The first that nobody has taken; waits for one."""
         with self._changed:
-            while not self._over:
-                found = next((file for file in self._files if file.md5 not in self._taken), None)
-                if found is not None:
-                    self._taken.add(found.md5)
-                    return found
+            while (found := next((file for file in self._files if file.md5 not in self._taken), None)) is None:
                 self._changed.wait()
-        return None
+            self._taken.add(found.md5)
+            return found
 
     def put_back(self, file: File) -> None:
         with self._changed:
             self._taken.discard(file.md5)
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self._over = True
             self._changed.notify_all()
 
 
@@ -75,8 +67,9 @@ def serve(worker: Messages) -> None:
     node_cache, place, expected = cache.current(), place_of(first["place"]), Expected()
     lock = threading.Lock()
 
-    def fetch() -> None:
-        while (file := expected.take()) is not None:
+    def fetch() -> NoReturn:
+        while True:
+            file = expected.take()
             try:
                 fetched = node_cache.bring(file, place)
             except (OSError, OrchestratorError):  # who reads it will say so

@@ -106,7 +106,7 @@ def test_there_is_no_pipeline_where_every_worker_has_the_whole_model(tmp_path: P
 @pytest.mark.parametrize("shards", thinned([2, 20], 2))
 def test_the_clocks_of_an_asynchronous_run_are_drawn(tmp_path: Path, shards: int) -> None:
     updates = tuple((shard, ahead) for ahead in range(2) for shard in range(shards))
-    rests = [Staleness(number, number, (2 * number + 2,) * shards, 1, updates) for number in range(3)]
+    rests = [Staleness(number, (2 * number + 2,) * shards, 1, updates) for number in range(3)]
     seen = RunHistory(tmp_path / "none", tmp_path / "none", barriers=rests)
     assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
     assert (tmp_path / "clocks.png").read_bytes().startswith(b"\x89PNG")
