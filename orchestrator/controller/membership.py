@@ -376,7 +376,7 @@ def disagreement(
     if changed:
         return Inconsistent(
             f"{one} and {other} have other code: {few(changed, _NAMES_SHOWN)} changed meanwhile",
-            "put the files back as they were when the run began, and edit them in another clone while it trains",
+            "put files and packages back as they were when the run began, and change them elsewhere while it trains",
             code="replica.other-code",
         )
     different = sorted(

@@ -165,7 +165,7 @@ def test_code_that_changed_meanwhile_is_refused_with_the_modules_that_both_have_
     assert isinstance(joined(Ready(2, {**there, "code": {"nets": "c", "written": "y"}}))[0], Ask)
     refused = begun(requirements(most=3), facts=here)(Ready(2, there))[0]
     assert isinstance(refused, Kill)
-    assert "put the files back" in refused.why
+    assert "put files and packages back" in refused.why
 
 
 def test_a_worker_that_computes_other_bits_is_refused_by_proof() -> None:

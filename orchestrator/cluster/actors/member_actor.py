@@ -285,7 +285,8 @@ class MemberActor:
         if self._role == "worker" and self._card and self._plan.run.compute.device == "cuda":
             card_metrics.begin(self._card, self._emit)
         if self._role == "worker":
-            run_manifest["code"] = imported.digests(imported.files_of(sys.modules), Path.cwd())
+            own = imported.digests(imported.files_of(sys.modules), Path.cwd())
+            run_manifest["code"] = {**imported.versions(sys.modules), **own}
         return {
             "run_manifest": run_manifest,
             "addresses": {**self._listener.addresses, **queue, **shared},

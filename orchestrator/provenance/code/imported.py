@@ -112,6 +112,13 @@ def digests(modules: Mapping[str, str], project: Path) -> dict[str, str]:
     return {name: hashlib.sha256(Path(place).read_bytes()).hexdigest()[:16] for name, place in _own(judged, project)}
 
 
+def versions(modules: Mapping[str, ModuleType]) -> dict[str, str]:
+    """The version that each package in a process's `sys.modules` tells, by name; those that tell none are left out. A package
+    may be installed anew while a run trains."""
+    found = {name: vars(module).get("__version__") for name, module in list(modules.items()) if "." not in name}
+    return {name: version for name, version in found.items() if isinstance(version, str)}
+
+
 def _own(modules: Mapping[str, str], project: Path) -> Iterator[tuple[str, str]]:
     """The modules whose files belong neither to Python nor to a distribution that is installed outside of the project, with
     the place of the file."""

@@ -8,8 +8,11 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
+import numpy
 import pytest
+import torch
 
 from orchestrator.provenance.code import imported
 from orchestrator.provenance.code.imported import (
@@ -21,6 +24,7 @@ from orchestrator.provenance.code.imported import (
     gather,
     judge,
     unused,
+    versions,
 )
 from orchestrator.provenance.code.worktree import examine
 from orchestrator.provenance.environment import packages
@@ -95,6 +99,14 @@ def test_the_digest_of_a_module_changes_with_its_file_and_libraries_have_none(pr
     (project / "new.py").write_text("edited\n")
     after = digests(own, project)
     assert (after["helper"], after["new"] == before["new"]) == (before["helper"], False)
+
+
+def test_packages_are_known_by_what_they_say_of_their_version() -> None:
+    one, lazy, part = ModuleType("one"), ModuleType("lazy"), ModuleType("one.part")
+    one.__version__ = part.__version__ = "1.2"  # type: ignore[attr-defined]
+    lazy.__getattr__ = lambda name: pytest.fail(f"{name} was imported")  # type: ignore[method-assign]
+    assert versions({"one": one, "one.part": part, "lazy": lazy}) == {"one": "1.2"}
+    assert {"numpy", "torch"} <= versions({"numpy": numpy, "torch": torch, "os": os}).keys()
 
 
 def test_code_of_the_snapshot_is_fine(project: Path) -> None:
