@@ -251,14 +251,30 @@ def _rehearsed(kind: type[Pipeline], monkeypatch: pytest.MonkeyPatch, **settings
     return caught.value
 
 
+class Seen(p.Small):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("seen", torch.zeros(20, dtype=torch.int64))
+        return model
+
+    def buffers(self) -> dict[str, str]:
+        return {"seen": "largest"}
+
+
 @pytest.mark.parametrize("mode", [{"name": "ssp", "staleness": 1}, {"name": "gossip", "graph": "ring"}], ids=str)
-@pytest.mark.parametrize(("kind", "rule"), [(p.Spectral, "first"), (p.Codebook, "largest")], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "rule", "is_mean_named"),
+    [(p.Spectral, "first", True), (p.Codebook, "largest", True), (Seen, "largest", False)],
+    ids=str,
+)
 def test_replicas_that_run_free_have_no_first_shard(
-    kind: type[Pipeline], rule: str, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    kind: type[Pipeline], rule: str, is_mean_named: bool, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The mean is no remedy for whole numbers."""
     error = _rehearsed(kind, monkeypatch, sync=mode)
     assert f"has the rule '{rule}', and under sync={mode['name']}" in error.message
-    assert "set sync=bsp, or declare another rule" in (error.remedy or "")
+    assert "set sync=bsp" in (error.remedy or "")
+    assert ("or declare another rule" in (error.remedy or "")) == is_mean_named
 
 
 class Averaged(p.Spectral):

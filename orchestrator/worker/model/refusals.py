@@ -59,10 +59,11 @@ def refuse_moving(model: torch.nn.Module, rules: Mapping[str, str], plan: Plan) 
             )
     if not plan.lockstep:
         for name, rule in joined.items():
+            mean = f', or declare another rule: def buffers(self): return {{"{name}": "mean"}} in the pipeline'
             raise PipelineRaised(
                 f"the buffer {name!r} has the rule {rule!r}, and under sync={plan.sync.name} shards do not end their steps "
                 "together",
-                f'set sync=bsp, or declare another rule: def buffers(self): return {{"{name}": "mean"}} in the pipeline',
+                f"set sync=bsp{mean if moving_buffers.fits('mean', model.get_buffer(name)) else ''}",
                 code="model.buffer-sync",
             )
 
