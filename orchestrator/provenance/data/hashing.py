@@ -17,7 +17,6 @@ from pathlib import Path
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, MD5
 
-Stamp = tuple[int, int, int, int]  # device, inode, size in bytes, time of change in ns
 _NO_DATA = frozenset({".git", ".hg", ".dvc", ".orchestrator"})  # what git, DVC and this program keep among the files
 
 
@@ -29,8 +28,8 @@ class Scan:
     size: int
     is_file: bool
     ignored: int = 0
-    # of each entry, which file it was and when that was last changed; not where the content is only told
-    stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False)
+    # of each entry, a number that stands for the file and its last change; empty where the content is only told
+    stamps: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def md5(self) -> str:
@@ -107,8 +106,9 @@ def _place(project: Path, path: str) -> Path:
     return Path(os.path.normpath((project / path).absolute()))
 
 
-def _stamp(status: os.stat_result) -> Stamp:
-    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+def _stamp(status: os.stat_result) -> int:
+    """One number, as there may be a million files."""
+    return hash((status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
 
 
 def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, os.stat_result]]:
