@@ -67,5 +67,10 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
+def same(one: Any, other: Any) -> bool:
+    """Whether two plain values are equal. A NaN, which an argument of a pipeline may be, is equal to itself here."""
+    return bool(one == other) or canonical(one) == canonical(other)
+
+
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,14 @@ def test_another_topology_leaves_the_options_of_the_recorded_one_behind(recorded
     settings = recorded.settings(["cluster.workers=3", override])
     assert (settings.topology.name, "servers" in settings.topology.options) == ("tree", False)
     assert recorded.settings(["topology=parameter_server", "topology.servers=1"]).topology.options == {"servers": 1}
+
+
+def test_an_argument_that_is_not_a_number_stays_as_it_was(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path, PAST.run_id)
+    files.settings.write_text(to_yaml(load([RUN], ["pipeline.args.missing=.nan"])))
+    assert math.isnan(Recorded(PAST, files).settings(["cluster.workers=3"]).pipeline.args["missing"])
+    with refused("record.determines-result", "pipeline.args.missing"):
+        Recorded(PAST, files).settings(["pipeline.args.missing=0.5"])
 
 
 def test_what_determines_the_result_may_not_and_all_of_it_is_named(recorded: Recorded) -> None:

@@ -20,6 +20,7 @@ from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.provenance.tracking import Past, Store
 from orchestrator.records import barriers, lines
 from orchestrator.records.comparison import LISTING, Run
+from orchestrator.records.identity import same
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.input_audit import from_dict as from_reads
 
@@ -66,7 +67,7 @@ class Recorded:
         again = kept.given_again(self.files.settings, overrides)
         settings = kept.as_recorded(self.files.settings, overrides)
         before, after = determining(kept.as_recorded(self.files.settings, again)), determining(settings)
-        changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+        changed = sorted(key for key in {*before, *after} if not same(before.get(key), after.get(key)))
         if changed:
             raise ConfigurationError(
                 [f"{key}: it determines the result, and here it has to stay as it was" for key in changed],

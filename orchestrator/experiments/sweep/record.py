@@ -30,6 +30,7 @@ from orchestrator.provenance.tracking import KIND, Past, Store, Tracker
 from orchestrator.provenance.tracking.models import ModelFolder, Registration
 from orchestrator.provenance.tracking.store import USER, user
 from orchestrator.records import lines
+from orchestrator.records.identity import same
 from orchestrator.records.lines import LineFile
 
 SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifacts
@@ -249,7 +250,8 @@ def with_same_trials(files: SweepFolder, overrides: Sequence[str], remedy: str) 
     ConfigurationError."""
     settings = str(files.settings)
     before, after = load_sweep(settings, kept.given_again(files.settings, overrides)), load_sweep(settings, overrides)
-    changed = sorted(key for key, value in before.determining().items() if after.determining()[key] != value)
+    now = after.determining()
+    changed = sorted(key for key, value in before.determining().items() if not same(value, now[key]))
     if changed:
         raise ConfigurationError(
             [f"{key}: it determines the trials, and here it has to stay as it was" for key in changed],
