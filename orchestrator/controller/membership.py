@@ -392,8 +392,11 @@ def disagreement(
             if machine[key] != other_machine.get(key)
         ]
         return Inconsistent(
-            f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'like machines'})",
-            "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR",
+            f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'on like machines'})",
+            "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR"
+            if why
+            else "put back what the pipeline reads beside data.inputs, if it changed meanwhile, and declare it there; draw "
+            "from torch, numpy or random alone, which are seeded",
             code="replica.other-bits",
         )
     return Inconsistent(

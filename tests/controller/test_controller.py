@@ -174,6 +174,10 @@ def test_a_worker_that_computes_other_bits_is_refused_by_proof() -> None:
     play = Play(requirements())
     play(Ready(0, here), Ready(1, there))
     assert "compute different bits from the same micro-batch (CPU old and new)" in str(play.error())
+    alike = Play(requirements())
+    alike(Ready(0, here), Ready(1, {**here, "reference": "b"}))
+    assert "from the same micro-batch (on like machines)" in str(alike.error())
+    assert "put back what the pipeline reads beside data.inputs" in str(alike.error())
     play = Play(requirements())
     play(Ready(0, here), Ready(1, {**there, "reference": "a"}))
     assert play.begin().run_manifest == here
