@@ -222,7 +222,7 @@ class _Loader:
         if changed:
             raise Inconsistent(
                 f"{few(changed, _NAMES_SHOWN)} changed while the run trained, and a new loader process has imported it",
-                "put the files back as they were when the run began, resume, and edit them in another clone while it trains",
+                "edit files in another clone while a run trains",
                 code="data.loader-other-code",
             )
         self._code = {**code, **self._code}

@@ -576,6 +576,24 @@ def test_a_failure_ends_the_run(tmp_path: Path, before: list[MemberMessage]) -> 
     assert isinstance(play(tmp_path, [*before, failed, DESCRIBED]).outcome.error, NonFinite)
 
 
+def test_a_worker_whose_loader_has_other_code_is_lost_and_the_run_goes_on(tmp_path: Path) -> None:
+    error = Inconsistent("nets changed while the run trained", code="data.loader-other-code")
+    said = [
+        *BEGIN,
+        DESCRIBED,
+        MemberMessage(1, "ran", {"failed": error.as_dict(), "generation": 0}),
+        MemberMessage(1, "died"),
+        left(0, "peer", 0, accuses=1),
+        entries(0, {"event": "generation_running", "generation": 1, "step": 0}),
+        finished(0, 1),
+    ]
+    played = play(tmp_path, said)
+    assert played.outcome.status == "finished"
+    assert ("kill", 1) in played.done
+    lost = [(event["worker"], event["why"]) for event in played.journal if event["event"] == "worker_lost"]
+    assert lost == [(1, "nets changed while the run trained")]
+
+
 def test_a_signal_before_the_first_step_ends_the_run(tmp_path: Path) -> None:
     assert isinstance(play(tmp_path, list(BEGIN), signal="SIGINT").outcome.error, Interrupted)
 

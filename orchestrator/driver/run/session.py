@@ -52,6 +52,7 @@ _TWO_WAYS = (
     "os.urandom, an operation that is not deterministic); on several GPUs a copy from one to another may have arrived "
     "otherwise, and check.every=1 names the two; otherwise this is a fault of orchestrator"
 )
+_OF_A_PROCESS = ("data.loader-other-code",)  # errors that another worker in its place does not have
 _LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
 
 
@@ -235,7 +236,7 @@ class Session:
             if member not in self._over:
                 self._prepared(member, answer)
         elif "failed" in answer:
-            self._decide(_of_card(member, answer) or events.Failed(member, from_dict(answer["failed"])))
+            self._failed(member, answer)
         else:
             ended = answer["ended"]
             self._event_sink.finished(ended.digest)
@@ -243,6 +244,16 @@ class Session:
             if ended.kind == "peer" and not self._looked_for_dead:  # once for all who tell it together
                 self._looked_for_dead = True
                 self._look_for_dead()
+
+    def _failed(self, member: int, answer: dict[str, Any]) -> None:
+        error = from_dict(answer["failed"])
+        if of_card := _of_card(member, answer):
+            self._decide(of_card)
+        elif error.code in _OF_A_PROCESS:
+            self._kill(member, error.message)
+            self._decide(events.Died(member, error.message))
+        else:
+            self._decide(events.Failed(member, error))
 
     def _prepared(self, member: int, answer: dict[str, Any]) -> None:
         if "failed" in answer:
