@@ -75,12 +75,19 @@ def test_a_store_among_the_code_is_pointed_out(project: Path, uri: str, is_among
     assert [f"the MLflow store {project}/own.db lies in the repository" in note for note in notes] == [True] * is_among
 
 
-@pytest.mark.parametrize(("settings", "is_told"), [([], True), (["tracking.uri=sqlite:////elsewhere/own.db"], False)])
+@pytest.mark.parametrize(
+    ("variable", "settings", "is_told"),
+    [
+        ("http://me:secret@host:5000", [], True),
+        ("http://host:5000", ["tracking.uri=sqlite:////elsewhere/own.db"], False),
+        ("sqlite:///.orchestrator/mlflow.db", [], False),
+        ("", [], False),
+    ],
+)
 def test_a_store_that_only_mlflows_variable_names_is_told_of(
-    project: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], is_told: bool
+    project: Path, monkeypatch: pytest.MonkeyPatch, variable: str, settings: list[str], is_told: bool
 ) -> None:
-    assert not any("MLFLOW_TRACKING_URI" in note for note in checks.check(load([RUN], settings), project).notes)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@host:5000")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", variable)
     notes = [note for note in checks.check(load([RUN], settings), project).notes if "MLFLOW_TRACKING_URI" in note]
     assert [note.endswith("here tracking.uri=http://host:5000") for note in notes] == [True] * is_told
 

@@ -32,6 +32,7 @@ from orchestrator.controller.shard_assignment import assign_columns, assign_stag
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling import orders, partition_laws, samplings, subsets
 from orchestrator.data.sampling.partitions import PARTITIONS
+from orchestrator.driver import folders
 from orchestrator.driver.preflight import private, visible_cards
 from orchestrator.driver.preflight.visible_cards import Visible
 from orchestrator.errors import ConfigurationError, NotRerunnable, bulleted, code_of, coded
@@ -45,7 +46,7 @@ from orchestrator.optim.schedules import SCHEDULES
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
-from orchestrator.provenance.tracking.addresses import absolute, database_of
+from orchestrator.provenance.tracking.addresses import absolute, database_of, default_uri
 from orchestrator.records import input_audit, loggers, redaction
 
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
@@ -140,7 +141,7 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
     if misplaced:
         raise ConfigurationError(misplaced)
     of_cards = [f"not on this machine: {problem}" for problem in of_device] if cards_elsewhere else _hide_lost(visible)
-    notes = [*of_cards, _unmasked_note(settings), _redacted_note(settings), _passed_over_note(settings)]
+    notes = [*of_cards, _unmasked_note(settings), _redacted_note(settings), _passed_over_note(settings, project)]
     if work is not None:
         looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
         notes += [
@@ -196,10 +197,11 @@ def _redacted_note(settings: Settings) -> str | None:
     return f"{', '.join(found)}: credentials are left out of the record{remedy}"
 
 
-def _passed_over_note(settings: Settings) -> str | None:
-    """MLflow's own programs take their store from the variable; a run's must not depend on who resumes or repeats it where."""
+def _passed_over_note(settings: Settings, project: Path) -> str | None:
+    """MLflow's own programs take their store from the variable, and `mlflow.set_tracking_uri` writes it. A run's store must not
+    depend on who resumes or repeats it where."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri or settings.tracking.uri is not None:
+    if not uri or settings.tracking.uri is not None or absolute(uri) == default_uri(project / folders.NAME):
         return None
     return (
         "MLFLOW_TRACKING_URI is passed over, and the run is recorded in the project's own store; tracking.uri names "
