@@ -8,7 +8,9 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,6 +33,7 @@ class Recording:
     def __init__(self, restorable: bool = True) -> None:
         self.now: list[str] = []
         self.looked = 0
+        self.outside: list[str] = []
         self.checkouts: list[str] = []
         self._restorable = restorable
 
@@ -46,28 +49,49 @@ class Recording:
         yield Path("/checkout")
         self.checkouts.append("gone")
 
+    def search_path(self) -> tuple[str, ...]:
+        return ("src",)
 
-def late_project(record: Recording, held: contextlib.ExitStack, said: list[str]) -> tuple[LateProject, Future[Any]]:
+    def files_in(self, checkout: Path) -> Any:
+        assert checkout == Path("/checkout")
+        return self
+
+    def changed_inputs(self, among: list[str]) -> list[str]:
+        return [path for path in among if path in self.outside]
+
+
+def late_project(record: Recording, held: contextlib.ExitStack, said: list[str]) -> LateProject:
     opening: Future[Any] = Future()
-    found = LateProject(cast(Future[Record], opening), held, said.append, lambda place: Workspace(str(place), {"a": 1}))
-    assert found.place(HERE) is None  # one of the first members
+    begun = Event()
     opening.set_result(record)
-    return found, opening
+    workspace = lambda place: Workspace(str(place), {"a": 1})  # noqa: E731
+    found = LateProject(cast(Future[Record], opening), begun, held, said.append, workspace)
+    assert found.place(HERE) is None  # one of the first members
+    begun.set()
+    return found
 
 
 def test_those_after_the_first_that_is_refused_work_in_the_checkout() -> None:
     record = Recording()
     said: list[str] = []
     with contextlib.ExitStack() as held:
-        late, _ = late_project(record, held, said)
+        late = late_project(record, held, said)
         record.now = ["data/digits"]
         assert late.check() is None  # the first members are not asked
         assert record.looked == 0
         assert late.place(HERE) is None
         assert late.check() == "data/digits changed since the run began"
-        assert late.place(HERE) == ActorPlacement("/checkout", {"num_cpus": 1, "runtime_env": {"a": 1}})
+        assert late.place(HERE) == ActorPlacement(
+            "/checkout", {"num_cpus": 1, "runtime_env": {"a": 1}}, search_path=("src",)
+        )
         assert late.check() is not None  # another one that had been placed before
         assert record.checkouts == ["made"]
+        assert late.check(in_copy=True) is None
+        record.outside = ["data/digits"]
+        assert (
+            late.check(in_copy=True)
+            == "data/digits changed since the run began, outside of the repository; put it back"
+        )
     assert record.checkouts == ["made", "gone"]
     assert said == [
         "note: data/digits changed since the run began; workers that start from now on have what it began with"
@@ -80,7 +104,7 @@ def test_what_cannot_be_restored_is_refused_until_it_is_put_back(monkeypatch: py
     now = iter(range(100))
     monkeypatch.setattr("time.monotonic", lambda: float(next(now)) * 1000)
     with contextlib.ExitStack() as held:
-        late, _ = late_project(record, held, said)
+        late = late_project(record, held, said)
         late.place(HERE)
         record.now = ["a", "b", "c", "d"]
         why = late.check()
@@ -105,7 +129,7 @@ def test_a_look_that_takes_long_is_not_made_for_each_member(monkeypatch: pytest.
 
     record.changed = changed  # type: ignore[method-assign]
     with contextlib.ExitStack() as held:
-        late, _ = late_project(record, held, [])
+        late = late_project(record, held, [])
         late.place(HERE)
         for _ in range(100):
             assert late.check() is None
@@ -149,6 +173,37 @@ def test_inputs_and_modules_are_looked_at_by_their_bytes(project: Path, change: 
     change(project)
     for _ in range(2):
         assert [*files.changed_inputs(), *files.changed_modules(modules)] == expected
+
+
+def test_in_a_checkout_workers_may_write_a_cache(project: Path) -> None:
+    files = ProjectFiles(Path("/elsewhere"), None, {"data": scan_input(project, "data")})
+    assert files.names == {"data": {"rows.txt", "more.txt"}}
+    assert files.changed_inputs() == ["data"]
+    checkout = files.of(project)
+    (project / "data" / "cache").write_text("c")
+    assert checkout.changed_inputs() == []
+    (project / "data" / "rows.txt").write_text("13")
+    assert (checkout.changed_inputs([]), checkout.changed_inputs(["data"])) == ([], ["data"])
+
+
+def test_a_disk_that_is_full_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, now = Recording(), iter(range(100))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(now)) * 1000)
+    checked_out = record.checked_out
+    said: list[str] = []
+    with contextlib.ExitStack() as held:
+        late = late_project(record, held, said)
+        late.place(HERE)
+        record.now = ["nets.py"]
+        record.checked_out = Mock(side_effect=OSError(28, "No space left on device"))  # type: ignore[method-assign]
+        why = late.check()
+        assert why is not None
+        assert "No space left on device; put back what the run began with" in why
+        record.checked_out = checked_out  # type: ignore[method-assign]
+        while late.place(HERE) is None:
+            assert late.check() is not None
+        assert late.check() == "nets.py changed since the run began"
+    assert len(said) == 1
 
 
 def test_what_was_written_is_read_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

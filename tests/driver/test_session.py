@@ -38,7 +38,7 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.node_traits import refuse_unknown
 from orchestrator.driver.run.session import Session
-from orchestrator.driver.run.startup import RunStart, Startup, requirements
+from orchestrator.driver.run.startup import NodeCheck, RunStart, Startup, requirements
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,
@@ -176,6 +176,7 @@ def play(
     spare: int = 0,
     draining: Callable[[], Mapping[str, float | None]] = dict,
     tick: Callable[[], None] = lambda: None,
+    node_check: NodeCheck = lambda _node, _in_copy: None,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
@@ -231,7 +232,7 @@ def play(
     place = ActorPlacement("p", {})
     plan = resolve(settings)
     run_start = RunStart(requirements(plan, checkpoint=checkpoint), **before)
-    startup = Startup.begin(run_start, members, ActorSlots([place, place], place), niceness=niceness)
+    startup = Startup.begin(run_start, members, ActorSlots([place, place], place), node_check, niceness=niceness)
     event_sink = EventSink(record, Audience(progress))
     directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
     session = Session(startup, directory, Saving(catalog), event_sink)
@@ -367,6 +368,29 @@ def test_whoever_comes_and_cannot_prepare_is_ended_and_told_as_lost(tmp_path: Pa
     assert ("kill", 2) in played.done
     assert [event["worker"] for event in played.journal if event["event"] == "worker_lost"] == [1, 2]
     assert ("start", 3, "worker") in played.done
+
+
+def test_whoever_cannot_prepare_as_files_were_changed_is_told_so(tmp_path: Path) -> None:
+    """The next ones work in a checkout, which is made when it is found."""
+    asked: list[tuple[str | None, bool]] = []
+
+    def node_check(node: str | None, in_copy: bool) -> str | None:
+        asked.append((node, in_copy))
+        return "nets.py changed since the run began" if node is None else None
+
+    said = [
+        *BEGIN,
+        DESCRIBED,
+        MemberMessage(1, "died"),
+        left(0, "peer", 0, accuses=1),
+        MemberMessage(2, "prepared", {"failed": RunFailed("nets.py: invalid syntax").as_dict()}),
+        entries(0, {"event": "generation_running", "generation": 1, "step": 0}),
+        finished(0, 1),
+    ]
+    played = play(tmp_path, said, node_check=node_check)
+    assert asked[2:] == [(None, False)]
+    lost = [event["why"] for event in played.journal if event["event"] == "worker_lost"]
+    assert lost[1:] == ["nets.py changed since the run began"]
 
 
 def test_steps_of_which_the_driver_hears_at_once_are_lost_with_all_state(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ class Chance(Misfortune):
             self.cluster.tell(f"{member.name} cannot prepare")
             raise OSError(24, "Too many open files")
 
-    def vet(self, node: str) -> str | None:
+    def vet(self, node: str | None, in_copy: bool) -> str | None:  # noqa: ARG002
         if self._left > 0 and self.cluster.lives_on and self._dice.random() < 0.05 and self._may_fail_to_start():
             self._left -= 1
             self.cluster.tell("the next one is not fit")

@@ -105,8 +105,9 @@ class MemberActor:
         plan: Plan,  # of the run
         # by which members know each other, and with which they encrypt, where they do
         secrets: tuple[bytes, Credentials | None],
-        # the folder from which the pipeline is imported; None where Ray has already made a copy the working directory
-        project: str | None,
+        # The folder from which the pipeline is imported, None where Ray has already made a copy the working directory. And
+        # folders in it that are searched before the driver's own.
+        project: tuple[str | None, tuple[str, ...]],
         # where somebody goes on with the run when the driver is gone; None where nobody does
         driver_handle: DriverHandle | None = None,
         *,
@@ -124,10 +125,11 @@ class MemberActor:
         self._event_queue = EventQueue()
         node = ray.get_runtime_context().get_node_id()
         capture_prints(self._event_queue)
-        if project is not None:
-            os.chdir(project)
+        folder, search_path = project
+        if folder is not None:
+            os.chdir(folder)
         # Before the driver's own folders, which Ray adds and this node may have too.
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path[:0] = [str(Path.cwd()), *(os.path.abspath(each) for each in search_path)]  # noqa: PTH100 - `..` taken out
         self._role = role
         self._plan = plan
         self._secrets = secrets

@@ -60,11 +60,13 @@ _OUTLIVING = {"lifetime": "detached", "namespace": "orchestrator"}
 @dataclass(frozen=True)
 class ActorPlacement:
     """The place of a member's actor, and how it is started. project: the folder in which it works, None for a copy that Ray
-    unpacks; options: for `ray.remote`; node: its id, where that is known before."""
+    unpacks; options: for `ray.remote`; node: its id, where that is known before; search_path: further folders for its modules,
+    relative to the project, that come before those of the driver."""
 
     project: str | None
     options: Mapping[str, Any]
     node: str | None = None
+    search_path: tuple[str, ...] = ()
 
 
 Answered = Literal["prepared", "ran", "described", "looked"]
@@ -157,7 +159,8 @@ class Members:
         tries = role == "worker" and self._tries_answers
         self._tries_answers = self._tries_answers and not tries
         actor = self._kind.options(**place.options, **self._outliving).remote(
-            role, member, self._plan, self._secrets, place.project, self._driver_handle, tries_answers=tries
+            *(role, member, self._plan, self._secrets, (place.project, place.search_path), self._driver_handle),
+            tries_answers=tries,
         )
         self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
         for answer in (actor.locate.remote(), actor.serve.remote()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,31 @@ class ProjectFiles:
         project: Path,  # from which the run was launched, or goes on
         work: WorkTree | None,  # of the snapshot; None where there is none
         scans: Mapping[str, Scan],  # of the inputs, by path
+        *,
+        grow: bool = False,  # whether further files in them do not count
     ) -> None:
         self.project = project
         self._top = None if work is None else work.root
         self._scans = dict(scans)
+        self._grow = grow
 
-    def changed_inputs(self) -> list[str]:
-        """The inputs that have other bytes now. Reads only what was written since it was last looked at."""
+    @property
+    def names(self) -> dict[str, Collection[str]]:
+        """The files of each input, relative to it."""
+        return {path: scan.entries.keys() for path, scan in self._scans.items()}
+
+    def of(self, checkout: Path) -> ProjectFiles:
+        """The same inputs in a checkout, into which workers may write a cache."""
+        return ProjectFiles(checkout, None, self._scans, grow=True)
+
+    def changed_inputs(self, among: Collection[str] | None = None) -> list[str]:
+        """The inputs, of all or among some, that have other bytes now. Reads only what was written since it was last looked
+        at."""
         changed = []
         for path, before in self._scans.items():
-            now = scanned_again(self.project, path, before)
+            if among is not None and path not in among:
+                continue
+            now = scanned_again(self.project, path, before, grows=self._grow)
             if now is None:
                 changed.append(path)
             else:

@@ -15,13 +15,14 @@ The parts of the run are files, which are artifacts too:
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from orchestrator.checkpoint import stream_log
@@ -153,7 +154,18 @@ class Record:
         """A checkout of what was recorded, for as long as it is held. Raises NotRerunnable."""
         assert self._project_files is not None
         source, folder = self._project_files.project, self.files.path.parent
-        return checked_out(self.files.bundle, self._code.get("tree"), self._inputs, self._settings, source, folder)
+        tree, names = self._code.get("tree"), self._project_files.names
+        return checked_out(self.files.bundle, tree, self._inputs, self._settings, source, folder, names)
+
+    def files_in(self, checkout: Path) -> ProjectFiles:
+        assert self._project_files is not None
+        return self._project_files.of(checkout)
+
+    def search_path(self) -> tuple[str, ...]:
+        """The folders, relative to the project's in a checkout, from which modules of the snapshot were imported, apart from
+        the project's own."""
+        project = PurePosixPath(self._code.get("project", "."))
+        return tuple(os.path.relpath(each, project) for each in self._code.get("search_path", []))
 
     @property
     def origin(self) -> str | None:

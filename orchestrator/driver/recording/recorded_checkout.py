@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from orchestrator.config.settings import Settings
 from orchestrator.driver.preflight import begin, initial
@@ -24,6 +25,7 @@ def checked_out(
     settings: Settings,  # of the run
     project: Path,  # where the command was typed, whose data and DVC storage are read
     folder: Path,  # its `.orchestrator`
+    names: Mapping[str, Collection[str]] = MappingProxyType({}),  # of the files of inputs, where they are known
 ) -> Iterator[Path]:
     """The project's folder in the checkout. Raises NotRerunnable where code or data cannot be had."""
     if not bundle.exists():
@@ -36,7 +38,7 @@ def checked_out(
         # On another machine the command may be typed where there is no project; its code says where the data are.
         there = dvc_files.root(project) is not None or any((project / item.path).exists() for item in inputs)
         source = project if there else restored.project
-        restoring.restore(restored.project, inputs, source, top=restored.root)
+        restoring.restore(restored.project, inputs, source, top=restored.root, names=names)
         restoring.lend_storage(restored.project, project, restored.root)
         initial.lend(settings.initial.digest, folder, restored.project)
         begin.lend(settings.begin, folder, restored.project)

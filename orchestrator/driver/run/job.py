@@ -209,8 +209,8 @@ class Job:
             if opening.done():
                 opening.result()  # what is refused by now starts nobody
             with contextlib.ExitStack() as held:
-                began = time.time()
-                actor_slots, node_check = self._actor_slots(held, ray.trouble, opening)
+                began, begun = time.time(), threading.Event()
+                actor_slots, node_check = self._actor_slots(held, ray.trouble, opening, begun)
                 credentials = make_credentials() if plan.exchange.tls else None
                 members = held.enter_context(
                     Members(plan, secrets.token_bytes(32), credentials, self._driver_handle(ray), ray.trouble)
@@ -219,6 +219,7 @@ class Job:
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
                 traits = TraitsByNode(plan.cluster.speeds)
                 startup = Startup.begin(run_start, members, actor_slots, node_check, niceness, traits)
+                begun.set()
                 phases.note("start of members", began, time.time())
                 with phases.of("wait for the record"):
                     record = opening.result()
@@ -326,10 +327,14 @@ class Job:
         return Private(self.secret, privacy, record.files, record.facts)
 
     def _actor_slots(
-        self, held: contextlib.ExitStack, trouble: Callable[[], str | None], opening: Future[Record]
+        self,
+        held: contextlib.ExitStack,  # lets go of the room at the end
+        trouble: Callable[[], str | None],  # with the Ray
+        opening: Future[Record],  # the run's record
+        begun: threading.Event,  # set when all first members were placed
     ) -> tuple[ActorSlots, NodeCheck]:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a member that
-        comes later. A private Ray is this machine. held: lets go of the room at the end; trouble: with the Ray."""
+        comes later. A private Ray is this machine."""
         checkouts = held.enter_context(contextlib.ExitStack())  # gone after the members
         cluster, timeout_s = self.plan.cluster, self.plan.cluster.timeouts.start_s
         refuse_unknown(cluster.speeds, living_nodes())
@@ -345,9 +350,9 @@ class Job:
             # Its CPUs are those of the bundles, and what is started beyond these takes the place of one that stays empty.
             beyond = ActorPlacement(here, {**anywhere, "num_cpus": 0, **also})
             has_room = lambda gpus: gpus > 0 and has_room_for({"GPU": gpus})  # noqa: E731
-            recorded = LateProject(opening, checkouts, self.display.say, lambda place: Workspace(str(place), {}))
+            recorded = LateProject(opening, begun, checkouts, self.display.say, lambda place: Workspace(str(place), {}))
             slots_of_run = ActorSlots(slots_here, beyond, 0, recorded.place, has_room, gpus_of_cluster)
-            return slots_of_run, lambda _node: recorded.check()
+            return slots_of_run, lambda _node, in_copy: recorded.check(in_copy=in_copy)
         begins = self.plan.run.initial
         needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
         project = Project(self.project, needed, timeout_s, self._check, self.settings.environment.variables)
@@ -365,10 +370,14 @@ class Job:
         late = LateWorkspaces(project, known, self.display.say)
         has_room = lambda gpus: gpus > 0 and has_room_for({**need.bundle, "GPU": gpus})  # noqa: E731
         carried_from = lambda place: copied(replace(project, path=place), living_nodes())  # noqa: E731
-        recorded = LateProject(opening, checkouts, self.display.say, carried_from)
+        recorded = LateProject(opening, begun, checkouts, self.display.say, carried_from)
         moved = lambda place: recorded.place(place) or late.copied(place)  # noqa: E731
         slots_of_run = ActorSlots(places, elsewhere, servers, moved, has_room, gpus_of_cluster)
-        return slots_of_run, lambda node: late.check(node) or recorded.check()
+
+        def check(node: str | None, in_copy: bool) -> str | None:
+            return (None if node is None or in_copy else late.check(node)) or recorded.check(in_copy=in_copy)
+
+        return slots_of_run, check
 
     def _variables(self) -> dict[str, Any]:
         """Options that tell members of the arithmetic, if their Ray was started without it."""

@@ -13,10 +13,12 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Final
 
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement.project_transfer import Workspace
+from orchestrator.driver.recording.project_files import ProjectFiles
 from orchestrator.driver.recording.record import Record
 from orchestrator.errors import OrchestratorError, few
 
@@ -29,12 +31,14 @@ class LateProject:
 
     def __init__(
         self,
-        opening: Future[Record],  # the run's record; members that are placed before it is there are the first ones
+        opening: Future[Record],  # the run's record
+        begun: Event,  # set when all first members were placed: what these write into an input is no change to them
         held: ExitStack,  # the checkout is gone when it is closed
         say: Callable[[str], None],  # told what is restored and why
         workspace: Callable[[Path], Workspace],  # where members work in that checkout; may raise ClusterUnavailable
     ) -> None:
         self._opening = opening
+        self._begun = begun
         self._held = held
         self._say = say
         self._workspace = workspace
@@ -42,20 +46,32 @@ class LateProject:
         self._changed: list[str] = []
         self._good_until = 0.0
         self._restored: Workspace | None = None
-        self._cannot: str | None = None  # why it cannot be restored
+        self._search_path: tuple[str, ...] = ()
+        self._files: ProjectFiles | None = None  # of the checkout
+        self._cannot: str | None = None  # why it could not be restored
+        self._no_try_until = 0.0
 
     def place(self, place: ActorPlacement) -> ActorPlacement | None:
         """The same place in the checkout; None where the project's own folder will do."""
-        self._some_are_late |= self._opening.done()
+        self._some_are_late |= self._begun.is_set()
         if self._restored is None:
             return None
         runtime_env = {"runtime_env": dict(self._restored.runtime_env)} if self._restored.runtime_env else {}
-        return replace(place, project=self._restored.project, options={**place.options, **runtime_env})
+        return replace(
+            place,
+            project=self._restored.project,
+            options={**place.options, **runtime_env},
+            search_path=self._search_path,
+        )
 
-    def check(self) -> str | None:
-        """Why a member that has prepared in the project's own folder cannot take part; None when it can."""
-        if not self._some_are_late:
+    def check(self, *, in_copy: bool = False) -> str | None:
+        """Why a member that has prepared cannot take part; None when it can. in_copy: not in the project's own folder. Files
+        outside of the repository are the same for the checkout."""
+        if not self._some_are_late or (in_copy and self._files is None):
             return None
+        if in_copy and self._files is not None:
+            outside = few(self._files.changed_inputs(self._look()), _SHOWN)
+            return f"{outside} changed since the run began, outside of the repository; put it back" if outside else None
         changed = self._look()
         if not changed:
             return None
@@ -72,14 +88,25 @@ class LateProject:
         return self._changed
 
     def _restore(self, changed: list[str]) -> None:
-        if self._restored is not None or self._cannot is not None:
+        began = time.monotonic()
+        if self._restored is not None or began < self._no_try_until:
             return
+        record = self._opening.result()
         try:
-            self._restored = self._workspace(self._held.enter_context(self._opening.result().checked_out()))
+            with ExitStack() as held:
+                there = held.enter_context(record.checked_out())
+                self._restored = self._workspace(there)
+                self._held.enter_context(held.pop_all())
         except OrchestratorError as error:
             self._cannot = error.message.replace("\n  - ", " ")
+        except OSError as error:  # such as a disk that is full
+            self._cannot = f"it cannot be restored: {error}"
         else:
+            self._cannot, self._search_path, self._files = None, record.search_path(), record.files_in(there)
             what = few(changed, _SHOWN)
             self._say(
                 f"note: {what} changed since the run began; workers that start from now on have what it began with"
             )
+            return
+        ended = time.monotonic()
+        self._no_try_until = ended + _SHARE * (ended - began)

@@ -262,10 +262,10 @@ class Session:
                 self._decide(of_card)
             elif self._state.generation is None:
                 self._decide(events.Failed(member, error))
-            else:
-                self._refuse(member, error.message)  # it would keep its place, and may be unable to end
+            else:  # it would keep its place, and may be unable to end
+                self._refuse(member, self._unfit(member, None) or error.message)
             return
-        unfit = None if self._actor_slots.has_copy(member) else self._node_check(answer["node"])
+        unfit = self._unfit(member, answer["node"])
         if unfit is not None:
             self._refuse(member, unfit)
             return
@@ -298,6 +298,9 @@ class Session:
             self._event_sink.ready(self._state.members.count("worker", ready=True), members.start)
         if answer["node"] in self._draining:
             self._decide(events.Drained((member,), 0.0))
+
+    def _unfit(self, member: int, node: str | None) -> str | None:
+        return self._node_check(node, self._actor_slots.has_copy(member))
 
     def _node_name(self, member: int) -> str:
         """The name of the member's node, also of a member that is gone: its last words may come later."""

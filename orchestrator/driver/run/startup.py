@@ -16,7 +16,9 @@ from orchestrator.driver.run.node_traits import NodeTraits, unnamed
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.records.trace import Line
 
-NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
+# Why a member on this node cannot take part; None when it can. The node is None for a member that could not prepare. The
+# second argument: whether it works in a copy of the project.
+NodeCheck = Callable[[str | None, bool], str | None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Startup:
         run_start: RunStart,  # where the run begins
         members: Members,  # all members, which starts the first of them
         actor_slots: ActorSlots,  # where members are started
-        node_check: NodeCheck = lambda _node: None,  # says why a member on a node cannot take part
+        node_check: NodeCheck = lambda _node, _in_copy: None,  # says why a member on a node cannot take part
         niceness: int | None = None,  # nice level of this process; None on a private Ray
         traits: Callable[[str], NodeTraits] = unnamed,  # name and speed of a node, by its id
     ) -> Self:

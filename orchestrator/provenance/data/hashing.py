@@ -67,9 +67,9 @@ def scan_input(project: Path, path: str, kind: str = MD5) -> Scan:
     return scan(place, dvc_files.ignore(project, place), kind=kind)
 
 
-def scanned_again(project: Path, path: str, before: Scan) -> Scan | None:
+def scanned_again(project: Path, path: str, before: Scan, *, grows: bool = False) -> Scan | None:
     """The scan of an input that has the same bytes as before; None if it has others. Only files that were written since, or
-    put in the place of others, are read."""
+    put in the place of others, are read. grows: whether there may be further files."""
     place = _place(project, path)
     try:
         if place.is_file():
@@ -77,6 +77,8 @@ def scanned_again(project: Path, path: str, before: Scan) -> Scan | None:
         else:
             ignore = dvc_files.ignore(project, place)
             found = {file.relative_to(place).as_posix(): status for file, status in _walk(place, ignore)}
+        if grows:
+            found = {name: status for name, status in found.items() if name in before.entries}
         if found.keys() != before.entries.keys():
             return None
         stamps = {name: _stamp(status) for name, status in found.items()}

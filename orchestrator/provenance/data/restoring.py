@@ -12,9 +12,10 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.data import dvc_files, hashing
@@ -40,17 +41,19 @@ def restore(
     *,
     top: Path | None = None,
     places: Mapping[str, tuple[str, Path]] | None = None,
+    names: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> list[Restored]:
     """Make every input in the work tree `target` what was recorded, byte for byte.
 
     target: the project's folder in a disposable work tree, changed; top: that work tree's first folder, when the project is
     not it; source: the project's folder where the command was typed, only read; places: path of an input -> a place that has
-    its bytes, which is taken first, and how that is called. Raises NotRerunnable with all that failed.
+    its bytes, which is taken first, and how that is called; names: path of an input -> its files, if they are known: others,
+    such as a cache that the pipeline has written there since, do not count. Raises NotRerunnable with all that failed.
     """
     kept = dvc_files.storage(source)
     with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch:
         store = _Objects(source, kept, Path(scratch))
-        jobs = [_Job(item, target, source, top or target) for item in inputs]
+        jobs = [_Job(item, target, source, top or target, names.get(item.path)) for item in inputs]
         for job in [job for job in jobs if not job.is_done()]:
             job.bring((places or {}).get(job.item.path), store)
     problems = [problem for job in jobs if (problem := job.problem) is not None]
@@ -95,6 +98,7 @@ class _Job:
     target: Path  # the project's folder in a disposable work tree, changed
     origin: Path  # the project's folder where the command was typed, only read
     top: Path  # the first folder of that work tree, outside of which nothing is written
+    names: Collection[str] | None = None  # its files, where they are known
     source: str | None = None  # where it came from; None while it is not there
     notes: list[str] = field(default_factory=list)  # what a person should know
     reasons: list[str] = field(default_factory=list)  # why it is not there, as far as tried
@@ -149,7 +153,7 @@ class _Job:
     def from_folder(self) -> None:
         """The bytes that lie where the command was typed, if they are still those; data that DVC never had come back so."""
         place = self.origin / self.item.path
-        found = hashing.scan_input(self.origin, self.item.path) if place.exists() else None
+        found = self._recorded(hashing.scan_input(self.origin, self.item.path)) if place.exists() else None
         if found is None or found.md5 != self.item.md5:
             self.reasons.append(f"{place} {'is not there' if found is None else 'has other bytes now'}")
         elif self._from_place(place, found, "folder"):
@@ -169,9 +173,14 @@ class _Job:
 
     def _arrived(self, source: str) -> bool:
         place = self.target / self.item.path
-        if place.exists() and hashing.scan_input(self.target, self.item.path).md5 == self.item.md5:
+        if place.exists() and self._recorded(hashing.scan_input(self.target, self.item.path)).md5 == self.item.md5:
             self.source = source
         return self.source is not None
+
+    def _recorded(self, found: hashing.Scan) -> hashing.Scan:
+        if self.names is None:
+            return found
+        return replace(found, entries={name: md5 for name, md5 in found.entries.items() if name in self.names})
 
     def _version_read(self, out: Out) -> Out:
         """The version that was read need not be the one that DVC had recorded; it may have been added to DVC later."""

@@ -121,6 +121,23 @@ def test_data_that_dvc_never_had_come_from_the_folder_if_unchanged(tracked: Path
         restore(work_tree(tracked, tmp_path / "again"), inputs, tracked)
 
 
+def test_files_that_came_since_do_not_count_where_those_of_the_run_are_known(tracked: Path, tmp_path: Path) -> None:
+    """A pipeline writes a cache into its data, which DVC does not have."""
+    rows = tracked / "loose" / "imgs" / "rows"
+    rows.parent.mkdir(parents=True)
+    rows.write_text("1")
+    inputs = capture(tracked, ["loose/imgs"])
+    (rows.parent / "cache").write_text("c")
+    with refused("dvc.not-restored"):
+        restore(work_tree(tracked, tmp_path / "w"), inputs, tracked)
+    target, names = work_tree(tracked, tmp_path / "again"), {"loose/imgs": {"rows"}}
+    assert [each.source for each in restore(target, inputs, tracked, names=names)] == ["folder"]
+    assert [each.name for each in (target / "loose" / "imgs").iterdir()] == ["rows"]
+    rows.write_text("2")
+    with refused("dvc.not-restored"):
+        restore(work_tree(tracked, tmp_path / "third"), inputs, tracked, names=names)
+
+
 def test_data_read_before_they_were_added(tracked: Path, tmp_path: Path) -> None:
     """The disk was ahead of DVC's record; its version was added later, so the cache knows it by its own md5."""
     from dvc.repo import Repo
