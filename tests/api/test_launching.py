@@ -16,6 +16,12 @@ from orchestrator.api import launching, one_launch
 from tests.refusals import refused
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch forgets modules of its project that are not what their files say, as pytest's are: all other tests'."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(
     "call", [orchestrator.launch, orchestrator.sweep, orchestrator.resume, orchestrator.rerun], ids=lambda c: c.__name__
 )
