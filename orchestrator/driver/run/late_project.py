@@ -23,7 +23,8 @@ from orchestrator.driver.recording.record import Record
 from orchestrator.errors import OrchestratorError, few
 
 _SHOWN: Final = 3
-_SHARE: Final = 20  # an answer counts for so many times as long as it took
+_SHARE: Final = 20  # an answer counts for so many times as long as it took,
+_LONGEST_S: Final = 5.0  # but no longer than this, if it is that nothing has changed
 
 
 class LateProject:
@@ -84,7 +85,7 @@ class LateProject:
         if began >= self._good_until:
             self._changed = self._opening.result().changed()
             ended = time.monotonic()
-            self._good_until = ended + _SHARE * (ended - began)
+            self._good_until = ended + min(_SHARE * (ended - began), _LONGEST_S)
         return self._changed
 
     def _restore(self, changed: list[str]) -> None:
