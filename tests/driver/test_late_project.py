@@ -173,6 +173,7 @@ def test_inputs_and_modules_are_looked_at_by_their_bytes(project: Path, change: 
     change(project)
     for _ in range(2):
         assert [*files.changed_inputs(), *files.changed_modules(modules)] == expected
+        assert [*files.changed_inputs(), *files.changed_modules({})] == expected  # no worker has told yet
 
 
 def test_in_a_checkout_workers_may_write_a_cache(project: Path) -> None:

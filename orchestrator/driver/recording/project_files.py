@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.provenance.code import objects
 from orchestrator.provenance.code.worktree import WorkTree
 from orchestrator.provenance.data.hashing import Scan, scanned_again
 
@@ -23,7 +25,7 @@ class ProjectFiles:
         grow: bool = False,  # whether further files in them do not count
     ) -> None:
         self.project = project
-        self._top = None if work is None else work.root
+        self._work = work
         self._scans = dict(scans)
         self._grow = grow
 
@@ -52,13 +54,23 @@ class ProjectFiles:
 
     def changed_modules(self, modules: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """The files of modules that have other bytes now. modules: by name, with `kind`, `path` and `sha256` as in
-        `code.json`."""
+        `code.json`; where there are none yet, every module of the snapshot may be imported."""
+        work = self._work
+        if work is None:
+            return []
+        if not modules:
+            code = {path: before for path, before in work.entries.items() if path.endswith(b".py")}
+            now = {path: _entry(objects.at(work.root, path), work.algorithm) for path in code}
+            return [os.fsdecode(path) for path, before in code.items() if now[path] != before]
         of_snapshot = {each["path"]: each["sha256"] for each in modules.values() if each["kind"] == "snapshot"}
-        return [
-            path
-            for path, sha256 in of_snapshot.items()
-            if self._top is not None and _sha256(self._top / path) != sha256
-        ]
+        return [path for path, sha256 in of_snapshot.items() if _sha256(work.root / path) != sha256]
+
+
+def _entry(file: Path, algorithm: str) -> objects.Entry | None:
+    try:
+        return objects.entry(file, algorithm)
+    except OSError:
+        return None
 
 
 def _sha256(file: Path) -> str | None:
