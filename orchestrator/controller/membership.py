@@ -18,6 +18,7 @@ from orchestrator.controller.sites import assign_at_sites, away, hosts, shards_o
 from orchestrator.controller.state import ControllerState, Member, living, present, quorum, staying, top
 from orchestrator.controller.state_recovery import Standing, StateRecovery, plan_recovery
 from orchestrator.errors import Inconsistent, few
+from orchestrator.records.comparison import differing
 from orchestrator.records.progress import advances_of, behind, steps_of
 
 _APART = ("machine", "code")  # of a run manifest: what need not be equal
@@ -371,8 +372,7 @@ def disagreement(
 ) -> Inconsistent | None:
     """Admission by proof (rule B4): every fact has to be equal but the machine, which explains why others are not, and of the
     code that of modules that both have imported: a process imports what it needs."""
-    code, other_code = run_manifest.get("code", {}), other_manifest.get("code", {})
-    changed = sorted(name for name in code.keys() & other_code.keys() if code[name] != other_code[name])
+    changed = differing(run_manifest.get("code", {}), other_manifest.get("code", {}))
     if changed:
         return Inconsistent(
             f"{one} and {other} have other code: {few(changed, _NAMES_SHOWN)} changed meanwhile",

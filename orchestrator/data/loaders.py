@@ -40,6 +40,7 @@ from orchestrator.data.plan import Declared
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, few, from_dict
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import Pipeline, naming
+from orchestrator.records.comparison import differing
 from orchestrator.records.input_audit import InputAudit, is_below
 from orchestrator.records.input_audit import from_dict as from_reads
 
@@ -218,7 +219,7 @@ class _Loader:
             waiting.pass_on(answer["told"])
 
     def _compare_code(self, code: dict[str, str]) -> None:
-        changed = sorted(name for name in code.keys() & self._code.keys() if code[name] != self._code[name])
+        changed = differing(code, self._code)
         if changed:
             raise Inconsistent(
                 f"{few(changed, _NAMES_SHOWN)} changed while the run trained, and a new loader process has imported it",

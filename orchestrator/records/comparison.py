@@ -142,6 +142,11 @@ def compare(a: Run, b: Run, changed: Mapping[str, FileChange] | None = None) -> 
     return Comparison(tuple(found), parted)
 
 
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The names that both have, with different values."""
+    return sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
+
+
 def _code(a: Run, b: Run, changed: Mapping[str, FileChange]) -> Iterator[Difference]:
     words = {"added": "is new", "removed": "is gone", "changed": "differs"}
     for path, how in changed.items():

@@ -83,21 +83,20 @@ class Child:
 
 
 class Server:
-    """The fork server of one user on one machine. place, owner: see above; with_ray: modules that are imported when a worker
-    asks for the first time; own, read, given, made: variables that it began with, that imports have read, that were set for
-    them alone, and that they have set themselves."""
+    """The fork server of one user on one machine. place, owner: see above."""
 
     def __init__(self, place: Path, listener: socket.socket, owner: int, with_ray: Sequence[str] = WITH_RAY) -> None:
+        """with_ray: modules that are imported when a worker asks for the first time."""
         self._place = place
         self._listener: socket.socket | None = listener  # None: nobody finds it any more
         self._owner = owner
         self._base = list(sys.path)
         self._with_ray = with_ray
         self._first: dict[str, str] | None = None  # the variables of the worker that has asked first
-        self._own = dict(os.environ)
-        self._read: dict[str, str | None] = {}
-        self._given: dict[str, str] = {}
-        self._made: dict[str, str] = {}
+        self._own = dict(os.environ)  # the variables that it began with
+        self._read: dict[str, str | None] = {}  # those that imports have read
+        self._given: dict[str, str] = {}  # those that were set for imports alone
+        self._made: dict[str, str] = {}  # those that imports have set themselves
         self._private: list[int] = []  # descriptors that what is forked does without
         self._rights = equivalence.rights(os.getpid())
         self._waiting: dict[int, socket.socket | None] = {}  # by process: who is told how it ends

@@ -29,13 +29,11 @@ class PipelinePosition:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How far a member of a stage may run ahead of its backward passes. in_flight: how many shards a member may have taken
-    forward and not yet backward, which its memory has to hold; warmup: how many it takes forward before it takes the first one
-    backward, at most all that it hosts. After them a backward that can start goes before a forward that can start at the same
-    time."""
+    """How far a member of a stage may run ahead of its backward passes. After the warm-up a backward that can start goes
+    before a forward that can start at the same time."""
 
-    in_flight: int
-    warmup: int = 0
+    in_flight: int  # how many shards it may have taken forward and not yet backward, which its memory has to hold
+    warmup: int = 0  # how many it takes forward before it takes the first one backward, at most all that it hosts
 
 
 Decide = Callable[[PipelinePosition], Order]

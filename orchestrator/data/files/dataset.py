@@ -67,10 +67,14 @@ class _InPlace(NamedTuple):
 
 
 class Files:
-    """A data set of many files, here or elsewhere. place: a folder, or an fsspec URL of one, with the `files.json` that
-    `python -m orchestrator index=FOLDER` has written, or such a file that lies elsewhere; reader: the one that the list names,
-    required where that is `package.module:name`; unsafe: whether samples are read by what can execute code of whoever made the
-    data (pickles); memory: bytes of files that are decoded when they are opened. Raises DataDamaged, ConfigurationError."""
+    """A data set of many files, here or elsewhere. Raises DataDamaged, ConfigurationError.
+
+    place: a folder, or an fsspec URL of one, with the `files.json` that `python -m orchestrator index=FOLDER` has written; or
+        such a file that lies elsewhere.
+    reader: the one that the list names. It is required if that is `package.module:name`.
+    unsafe: whether samples are read by what can execute code of whoever made the data, as pickles do.
+    memory: bytes of files that are decoded when they are opened.
+    """
 
     def __init__(
         self, place: str | Path, *, reader: str | None = None, unsafe: bool = False, memory: int = _MEMORY

@@ -29,17 +29,15 @@ class Kept:
 
 
 def index(
-    named: str,
-    reader: str | None,
-    options: Mapping[str, Any],
-    tell: Tell = lambda _done, _of: None,
+    named: str,  # a folder, or an fsspec URL of one
+    reader: str | None,  # of all its files; None to go by their names
+    options: Mapping[str, Any],  # of the readers
+    tell: Tell = lambda _done, _of: None,  # hears how many files are done
     *,
-    to: str | None = None,
-    kept: Kept | None = None,
+    to: str | None = None,  # where the manifest goes; None for beside the files
+    kept: Kept | None = None,  # instead of what lies at `named`
 ) -> Manifest:
-    """Write the list of the files of a training set. named: a folder, or an fsspec URL of one; reader: of all its files,
-    None to go by their names; tell: hears how many files are done; to: where the manifest goes, None for beside the files;
-    kept: instead of what lies at `named`. Raises ConfigurationError, DataDamaged."""
+    """Write the list of the files of a training set. Raises ConfigurationError, DataDamaged."""
     place = place_of(named if kept is None else kept.place)
     at = {} if kept is None else kept.at
     if to is not None and not to.endswith(".json"):

@@ -20,15 +20,14 @@ else:  # a table reads the annotations of its entries
 
 @dataclass(frozen=True)
 class Population:
-    """The training samples, as a partition or a sampling is given them. samples: how many there are; shards: of the run; seed:
-    of 32 bits; labels: by a name, one whole number from 0 on for each sample, equal where the pipeline's labels are equal;
-    weights: of each sample, from the pipeline."""
+    """The training samples, as a partition or a sampling is given them."""
 
-    samples: int
-    shards: int
-    seed: int
+    samples: int  # how many there are
+    shards: int  # of the run
+    seed: int  # of 32 bits
+    # by a name, one whole number from 0 on for each sample, equal where the pipeline's labels are equal
     labels: Callable[[str], Whole]
-    weights: Callable[[], Real]
+    weights: Callable[[], Real]  # of each sample, from the pipeline
 
     def stream(self) -> Any:
         """numpy's RandomState, whose sequences are frozen (NEP 19), at its beginning."""

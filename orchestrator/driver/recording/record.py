@@ -158,6 +158,7 @@ class Record:
         return checked_out(self.files.bundle, tree, self._inputs, self._settings, source, folder, names)
 
     def files_in(self, checkout: Path) -> ProjectFiles:
+        """The inputs in that checkout."""
         assert self._project_files is not None
         return self._project_files.of(checkout)
 

@@ -24,7 +24,7 @@ from orchestrator.errors import OrchestratorError, few
 
 _SHOWN: Final = 3
 _SHARE: Final = 20  # an answer counts for so many times as long as it took,
-_LONGEST_S: Final = 5.0  # but no longer than this, if it is that nothing has changed
+_LONGEST_S: Final = 5.0  # and no longer than this
 
 
 class LateProject:
@@ -66,19 +66,22 @@ class LateProject:
         )
 
     def check(self, *, in_copy: bool = False) -> str | None:
-        """Why a member that has prepared cannot take part; None when it can. in_copy: not in the project's own folder. Files
-        outside of the repository are the same for the checkout."""
-        if not self._some_are_late or (in_copy and self._files is None):
+        """Why a member that has prepared cannot take part; None when it can. in_copy: it is not in the project's own folder."""
+        if not self._some_are_late:
             return None
-        if in_copy and self._files is not None:
-            outside = few(self._files.changed_inputs(self._look()), _SHOWN)
-            return f"{outside} changed since the run began, outside of the repository; put it back" if outside else None
+        if in_copy:
+            return None if self._files is None else self._changed_outside(self._files)
         changed = self._look()
         if not changed:
             return None
         self._restore(changed)
         lacking = "" if self._cannot is None else f", and {self._cannot}; put back what the run began with"
         return f"{few(changed, _SHOWN)} changed since the run began{lacking}"
+
+    def _changed_outside(self, files: ProjectFiles) -> str | None:
+        """Files outside of the repository are the same for the checkout. files: of the checkout."""
+        outside = few(files.changed_inputs(self._look()), _SHOWN)
+        return f"{outside} changed since the run began, outside of the repository; put it back" if outside else None
 
     def _look(self) -> list[str]:
         began = time.monotonic()

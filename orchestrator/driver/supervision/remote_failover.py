@@ -38,15 +38,13 @@ Verdict = Literal["waits", "leaves", "goes on"]
 
 @dataclass(frozen=True)
 class RemoteFailoverTask:
-    """All that another machine has to know to go on with a run. uri: of the store; process: of the driver, as the store has
-    it, its number first; words: of the command line that would go on with the run on its Ray, after `python -m`; workers: that
-    may do so on one machine."""
+    """All that another machine has to know to go on with a run."""
 
-    run: str
-    uri: str
-    process: tuple[str, ...]
-    words: tuple[str, ...]
-    workers: Workers
+    run: str  # its id
+    uri: str  # of the store
+    process: tuple[str, ...]  # the driver's, as the store has it, its number first
+    words: tuple[str, ...]  # of the command line that would go on with the run on its Ray, after `python -m`
+    workers: Workers  # that may do so on one machine
 
     @property
     def pid(self) -> str:

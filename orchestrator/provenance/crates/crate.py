@@ -57,15 +57,14 @@ class Crate:
 
 
 def make(
-    files: Mapping[str, Content],
+    files: Mapping[str, Content],  # of the record, the data and the weights, by their names in the crate
+    # what the store knows of the run, and under `initial` the `name`, `digest` and `file` of the weights that it began with
     run: Mapping[str, Any],
-    carried: Mapping[str, str],
+    carried: Mapping[str, str],  # path of an input -> the name of its file or folder
     license_: str | None = None,
     signed_by: Signer | None = None,
 ) -> Made:
-    """Make a crate of a record. files: of the record, the data and the weights, by their names in the crate; run: what the
-    store knows of the run, and under `initial` the `name`, `digest` and `file` of the weights that it began with; carried:
-    path of an input -> the name of its file or folder."""
+    """Make a crate of a record."""
     content = {"format": FORMAT, **run, "carried": dict(carried)}
     code, data = (_json(files[f"{RECORD}/{name}.json"]) for name in ("code", "data"))
     own = {

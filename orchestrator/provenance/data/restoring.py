@@ -25,13 +25,13 @@ from orchestrator.provenance.data.versions import Input
 
 @dataclass(frozen=True)
 class Restored:
-    """An input that was restored. source: "work tree" (the snapshot brought it, or it lies at an absolute path), "cache",
-    "remote", "import", "folder", or as `restore` was told; notes: what a person should know, such as an object of the cache
-    that was found damaged."""
+    """An input that was restored."""
 
     path: str
+    # "work tree" (the snapshot brought it, or it lies at an absolute path), "cache", "remote", "import", "folder", or as
+    # `restore` was told
     source: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # for a person, such as an object of the cache that was found damaged
 
 
 def restore(
