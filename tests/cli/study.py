@@ -19,25 +19,33 @@ SCALE: float = importlib.import_module("helper").SCALE  # of the project
 
 
 class Points(Dataset[Any]):
-    def __init__(self, marked: int | None) -> None:
+    def __init__(self, marked: int | None, lazily: bool) -> None:
+        self.marked, self.lazily = marked, lazily
+        self._read()
+
+    def _read(self) -> None:
         with open("data/points.csv") as file:
             rows = torch.tensor([[float(value) for value in line.split(",")] for line in file])
-        self.inputs, self.labels, self.marked = rows[:, :-1], rows[:, -1].long(), marked
+        self.inputs, self.labels = rows[:, :-1], rows[:, -1].long()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Any:
+        if self.lazily:
+            self._read()
         noise = int.from_bytes(os.urandom(4)) / 2**32 if index == self.marked else 0.0
         return self.inputs[index] + noise, self.labels[index]
 
 
 class Study(Pipeline):
-    """marked: a sample that comes out differently each time; pause_s: how long a micro-batch waits."""
+    """marked: a sample that comes out differently each time; pause_s: how long a micro-batch waits; lazily: whether the data
+    are read anew for each sample."""
 
-    def __init__(self, marked: int | None = None, pause_s: float = 0.0) -> None:
+    def __init__(self, marked: int | None = None, pause_s: float = 0.0, lazily: bool = False) -> None:
         self.marked = marked
         self.pause_s = pause_s
+        self.lazily = lazily
 
     def model(self) -> torch.nn.Module:
         return torch.nn.Sequential(
@@ -45,7 +53,7 @@ class Study(Pipeline):
         )
 
     def datasets(self) -> tuple[Any, Any]:
-        points = Points(self.marked)
+        points = Points(self.marked, self.lazily)
         return Subset(points, range(256)), Subset(points, range(256, 288))
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:

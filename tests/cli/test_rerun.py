@@ -363,6 +363,22 @@ def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: 
 
 
 @pytest.mark.long
+def test_a_run_whose_data_changed_while_it_trained_differs_and_its_record_says_why(study: Study) -> None:
+    given = ("optimizer.lr=0.02", "cluster.workers=1", "pipeline.args.lazily=true", "pipeline.args.pause_s=0.03")
+    watched = WatchedRun(study.project, "conf=study", *given, "output=json")
+    watched.wait_for_steps(5)
+    with tampered(study.project.path / "data" / "points.csv"):
+        first = watched.end()
+    assert first.code == 0, first.err
+    told = "data/points.csv changed while the run trained: what it read after that is not what was recorded"
+    assert f"warning: {told}" in first.err
+    assert watched.journal("inputs_changed")[0]["inputs"] == ["data/points.csv"]
+    done = study.rerun(run_id=watched.run_id)
+    assert (done.code, done.report["verdict"]) == (3, "diverged"), done.err
+    assert f"the record of the original says why it may differ:\n  - {told}" in done.err
+
+
+@pytest.mark.long
 def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: Study) -> None:
     given = ("run.steps=200", "pipeline.args.pause_s=0.03", "cluster.spares=1")
     run = WatchedRun(study.project, "conf=study", *given, "output=json")

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from orchestrator import errors
 from orchestrator.checkpoint import stream_log
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.config.resolve import resolve
@@ -56,6 +57,7 @@ from orchestrator.records.lines import LineFile
 from orchestrator.records.loggers.feed import LoggerFeed
 from orchestrator.worker.member.generation import Generation
 
+_SHOWN = 3  # names in a sentence
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
     "failed": "FAILED",
@@ -143,6 +145,17 @@ class Record:
     def changed_inputs(self) -> list[str]:
         """The inputs that have other bytes now than were recorded."""
         return [] if self._project_files is None else self._project_files.changed_inputs()
+
+    def inputs_at_the_end(self) -> str | None:
+        """Record, as an obstacle to a rerun, which inputs were changed while the run trained. Returns it; None if none was."""
+        changed = self.changed_inputs()
+        if not changed:
+            return None
+        what = f"{errors.few(changed, _SHOWN)} changed while the run trained: what it read after that is not what was recorded"
+        self._code["obstacles"] = [*self._code.get("obstacles", []), what]
+        self.obstacles.append(what)
+        self.journal.append([{"event": "inputs_changed", "inputs": changed}])
+        return what
 
     def changed(self) -> list[str]:
         """The inputs, and the files of imported modules, that have other bytes now than were recorded."""

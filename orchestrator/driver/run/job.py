@@ -77,7 +77,6 @@ from orchestrator.errors import (
     OrchestratorError,
     RunFailed,
     WorkerLost,
-    few,
 )
 from orchestrator.numerics import determinism
 from orchestrator.optim.privacy.secret import Secret
@@ -86,7 +85,6 @@ from orchestrator.provenance.tracking.health import is_well
 from orchestrator.records import barriers, lines, phases, times
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
-_SHOWN = 3  # names in a sentence
 _TRUSTED = "trust=true"  # of a run whose own driver has said so
 
 
@@ -155,11 +153,8 @@ class Job:
             trouble = pictures.draw(files.pictures, seen, tracker.name, outcome.schedule or _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
-        if changed := record.changed_inputs():
-            what = few(changed, _SHOWN)
-            display.say(
-                f"warning: {what} changed while the run trained: what it read after that is not what was recorded"
-            )
+        if (changed := record.inputs_at_the_end()) is not None:
+            display.say(f"warning: {changed}")
         for sentence in record.comparisons.compare_data(record.described.get("profile")):
             display.say(sentence)
         for sentence in record.compare_digest(outcome.digest):

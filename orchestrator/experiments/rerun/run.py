@@ -63,6 +63,8 @@ class Rerun:
     error: OrchestratorError | None = None
     # what the stages that made its data came to; None where they were not asked for
     prepared: Preparation | None = None
+    # what may keep the original from being repeated, as its record says
+    obstacles: Sequence[str] = ()
 
     @property
     def word(self) -> str | None:
@@ -81,13 +83,15 @@ class Rerun:
             return self.prepared.text
         if self.verdict is None:
             return ""
-        before = "" if self.prepared is None else f"\n{self.prepared.text}"
-        if self.explained is not None:
-            return f"{self.verdict.text}{before}\n{self.explained[1].text}"
+        found = self.verdict.text if self.prepared is None else f"{self.verdict.text}\n{self.prepared.text}"
         if self.verdict.word != "diverged":
-            return f"{self.verdict.text}{before}"
+            return found
+        if self.obstacles:
+            found += f"\nthe record of the original says why it may differ:{bulleted(self.obstacles)}"
+        if self.explained is not None:
+            return f"{found}\n{self.explained[1].text}"
         ask = f"rerun={self.rerun_of} explain=true runs that step once more, to tell chance within it from other causes"
-        return f"{self.verdict.text}{before}\n{ask}"
+        return f"{found}\n{ask}"
 
     def as_dict(self) -> dict[str, Any]:
         report: dict[str, Any] = {
@@ -274,7 +278,7 @@ def judged(original: Recorded, repeated: Recorded, *, check_environment: bool) -
     inputs, machines = (of(check_environment=check_environment) for of in (found.inputs, found.machines))
     verdict = judge(then, now, inputs, machines)
     bearing = [each.as_dict() for each in found.differences if each.share != "execution"]
-    return Rerun(repeated.past.run_id, original.past.run_id, verdict, bearing)
+    return Rerun(repeated.past.run_id, original.past.run_id, verdict, bearing, obstacles=original.obstacles)
 
 
 def _explain(repeater: Repeater, repeated: Recorded, done: Rerun) -> Rerun:
