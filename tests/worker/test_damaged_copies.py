@@ -220,7 +220,7 @@ def test_a_bit_that_flips_between_a_card_and_host_memory_names_the_member(
 FREE: dict[str, Any] = {"steps": 4, "shards": 6, "batch_size": 18}
 # Any member may be the one that reads wrongly. In these layouts each reads sums of another, in a tree not all do.
 FREE_LAYOUTS = [Layout(3), Layout(3, "peer_to_peer")]
-FREE_CASES = [(layout, mode) for layout in FREE_LAYOUTS for mode in ("ssp", "gossip")]
+FREE_CASES = [(layout, mode) for layout in FREE_LAYOUTS for mode in ("ssp", "asp", "gossip")]
 
 
 @pytest.mark.parametrize("case", FREE_CASES, ids=lambda case: f"{case[0]}-{case[1]}")

@@ -85,14 +85,16 @@ def test_a_report_is_what_was_encoded_and_the_maximum_what_all_agree_on() -> Non
     assert agreed.requests == Requests(halt=Halt.STOP, save=True)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1))))
-def test_updates_are_what_was_encoded(told: list[tuple[int, float | None, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.none() | st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1))),
+    st.integers(-(2**63), 2**63 - 1),
+)
+def test_updates_are_what_was_encoded(told: list[tuple[int, float | None, int]], added: int) -> None:
     made = [
         CompletedUpdate(Update(shard, ((1, 2), (4, 1))[: shard % 3]), loss, printed) for shard, loss, printed in told
     ]
-    assert reports.decode(reports.encode(made)) == [
-        each._replace(loss=None if each.loss is None else each.loss + 0.0) for each in made
-    ]
+    same = [each._replace(loss=None if each.loss is None else each.loss + 0.0) for each in made]
+    assert reports.decode(reports.encode(made, added)) == (same, added)
 
 
 def test_lines_take_the_updates_in_canonical_order_and_the_last_one_all_that_is_left() -> None:

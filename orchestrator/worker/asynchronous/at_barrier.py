@@ -39,8 +39,8 @@ class AtBarrier:
         fault = self._async_phase.fault
         return fault[1] if fault is not None and fault[0] == shard else None
 
-    def contribute(self, consensus: BarrierConsensus) -> None:
-        self._replica.contribute(consensus.magnitudes)
+    def contribute(self, consensus: BarrierConsensus) -> int:
+        return self._replica.contribute(consensus.magnitudes)
 
     def adopt(self, consensus: BarrierConsensus, printed: int) -> int:
         return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters, printed)

@@ -121,25 +121,25 @@ class FreeReplica:
     def counters(self) -> list[int]:
         return self._statistics.counters(self._updates.buffers())
 
-    def contribute(self, magnitudes: Sequence[int]) -> None:
-        """Complete what this worker puts into the sum of the rest: what the filter held back, and the statistics. From here on
-        others may complete the rest without this worker, so what its shards keep is staged."""
+    def contribute(self, magnitudes: Sequence[int]) -> int:
+        """Complete what this worker puts into the sum of the rest: what the filter held back, whose fingerprint is returned,
+        and the statistics. From here on others may complete the rest without this worker, so what its shards keep is staged."""
         for shard in self.shards:
             self._states.stage(shard, self._updates.optimizers.row(shard))
         contribution, residual = self._memory.contribution, self._updates.residual()
         if residual is not None:
             contribution += residual
         self._statistics.contribute(self._updates.buffers(), magnitudes, contribution)
+        return 0 if residual is None else exact.fingerprint_of_integers(residual)
 
     def adopt(self, shards: int, magnitudes: Sequence[int], counters: Sequence[int], printed: int) -> int:
         """Take the sum over; returns the fingerprint of the parameters. shards: of the run; printed: the fingerprint of all
-        updates of the sprint. Raises NonFinite, Inconsistent."""
+        that workers put into it. Raises NonFinite, Inconsistent."""
         replica, summed = self.replica, self._memory.result
         end = self._statistics.start
         self._start_into(self._x)[:end].add_(summed[:end])
         found = exact.fingerprint_of_integers(self._x)
-        if not self._updates.holds_back:
-            require_sum(found, self._printed_start + printed)
+        require_sum(found, self._printed_start + printed)
         if overflows(self._x):
             name = name_of(replica.layout, int(self._x.abs().argmax()))
             raise NonFinite(

@@ -83,9 +83,9 @@ class CompletedUpdate(NamedTuple):
     fingerprint: int
 
 
-def encode(made: Sequence[CompletedUpdate]) -> torch.Tensor:
-    """uint8, for `Exchange.gather`."""
-    numbers = [len(made)]
+def encode(made: Sequence[CompletedUpdate], added: int) -> torch.Tensor:
+    """uint8, for `Exchange.gather`. added: the fingerprint of what goes into the sum of the rest beside these updates."""
+    numbers = [added, len(made)]
     for done in made:
         bits = EMPTY if done.loss is None else bits_of(done.loss)
         reads = done.update.reads
@@ -93,9 +93,10 @@ def encode(made: Sequence[CompletedUpdate]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
 
 
-def decode(payload: torch.Tensor) -> list[CompletedUpdate]:
+def decode(payload: torch.Tensor) -> tuple[list[CompletedUpdate], int]:
     numbers = iter(payload.clone().view(torch.int64).tolist())
-    return [_done(numbers) for _ in range(next(numbers))]
+    added, count = itertools.islice(numbers, 2)
+    return [_done(numbers) for _ in range(count)], added
 
 
 def _done(numbers: Iterator[int]) -> CompletedUpdate:

@@ -125,11 +125,6 @@ class ShardUpdates:
         self._fixed.values(x, self._before, residual)
         self._replica.flat.copy_(self._before)
 
-    @property
-    def holds_back(self) -> bool:
-        """Whether the filter may hold a part of an update back, which then comes with the sum of a rest."""
-        return bool(self._threshold)
-
     def residual(self) -> torch.Tensor | None:
         """The sum of what the filter has held back of all hosted shards, which it forgets now; None if there is none."""
         held, self._residuals = list(self._residuals.values()), {}

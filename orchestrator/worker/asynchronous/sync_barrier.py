@@ -40,11 +40,11 @@ class Replica(Protocol):
     def fault(self, shard: int) -> Exception | None:
         """The fault of a shard, if this member hosts it."""
 
-    def contribute(self, consensus: BarrierConsensus) -> None:
-        """Complete what this member puts into the sum."""
+    def contribute(self, consensus: BarrierConsensus) -> int:
+        """Complete what this member puts into the sum; returns the fingerprint of what it adds to the updates that it made."""
 
     def adopt(self, consensus: BarrierConsensus, printed: int) -> int | None:
-        """Take the sum over; returns the fingerprint of the parameters. printed: that of all updates of the async phase."""
+        """Take the sum over; returns the fingerprint of the parameters. printed: that of all that was put into the sum."""
 
     def updates_made(self) -> Sequence[CompletedUpdate]:
         """The updates of the async phase that this member has made."""
@@ -59,8 +59,8 @@ class Nothing:
     def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
         return None
 
-    def contribute(self, consensus: BarrierConsensus) -> None:
-        pass
+    def contribute(self, consensus: BarrierConsensus) -> int:  # noqa: ARG002
+        return 0
 
     def adopt(self, consensus: BarrierConsensus, printed: int) -> int | None:  # noqa: ARG002
         return None
@@ -106,14 +106,14 @@ def synchronize(
             "the record is damaged",
             code="replay.other-clocks",
         )
-    member.contribute(consensus)
+    added = member.contribute(consensus)
     exchange.total(number, 0, 1.0)
-    gathered = exchange.gather(number, 0, BARRIER, reports.encode(member.updates_made()))
+    gathered = exchange.gather(number, 0, BARRIER, reports.encode(member.updates_made(), added))
     steps = min(sum(consensus.clocks) // shape.shards, terms.steps)
     requests = _granted(consensus.requests, replayed, further=steps > state.steps)
     if not gathered:  # a server learns of no updates
         return StepOutcome(steps, (), state.grid, requests, Clocks(consensus.clocks, number + 1))
-    streams = [reports.decode(payload) for payload in gathered]
+    streams, further = zip(*map(reports.decode, gathered), strict=True)
     if replayed is None:
         updates = tuple(tuple(done.update for done in stream) for stream in streams)
         async_phase = AsyncPhase(free.clocks, terms.hosted, updates)
@@ -122,7 +122,8 @@ def synchronize(
         record, async_phase = replayed
     ordered = free.carry + reports.in_order(async_phase, streams)
     lines, carry = reports.lines(ordered, state.steps, steps, last=steps == terms.steps, per_line=shape.shards)
-    fingerprint = member.adopt(consensus, wrap(sum(done.fingerprint for stream in streams for done in stream)))
+    printed = wrap(sum(further) + sum(done.fingerprint for stream in streams for done in stream))
+    fingerprint = member.adopt(consensus, printed)
     assert fingerprint is not None
     published = {**record, "parameters": f"{fingerprint % 2**64:016x}"}
     return StepOutcome(steps, lines, state.grid, requests, Clocks(consensus.clocks, number + 1, carry, (), published))
