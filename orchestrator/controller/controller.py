@@ -145,9 +145,10 @@ def _no_room(decision: Decision, event: NoRoom) -> None:
         error = card_failures.none_left(decision.state.card_failures)
         beginning.without_card(decision, member, f"has no room: {event.why}", error)
     elif event.taken or not card_failures.ends_without_cards(decision):
-        trouble = f"there is no room for {member.name}: {event.why}"
+        trouble = f"there is no room for another {member.role}: {event.why}"
+        if decision.state.trouble != trouble:  # else it was said when it began
+            decision.say(f"{trouble}; it is tried again every {RETRY_S:g} s")
         decision.set(retry=decision.now + RETRY_S, trouble=trouble)
-        decision.say(f"{trouble}; the next try is in {RETRY_S:g} s")
 
 
 # ---- losing members

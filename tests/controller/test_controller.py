@@ -782,10 +782,15 @@ def test_a_joiner_that_progresses_is_waited_for_also_in_a_pause() -> None:
 def test_without_room_one_start_at_a_time_is_tried_again() -> None:
     play = begun(requirements(shards=8, most=4))
     assert play(NoRoom(2, "no CPU"), NoRoom(3, "no CPU")) == []
+    told = "there is no room for another worker: no CPU; it is tried again every 10 s"
+    assert [reason for reason in play.reasons if "room" in reason] == [told]
     idle = [Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)]
     assert play.wait(9.5, *idle) == []
     assert play.wait(1.0, *idle) == [Start(4, "worker")]
-    assert play(Ready(4, FACTS)) == [Ask(0, "regroup")]
+    assert play(NoRoom(4, "no CPU")) == []
+    assert play.wait(11.0, *idle) == [Start(5, "worker")]
+    assert [reason for reason in play.reasons if "room" in reason] == [told]
+    assert play(Ready(5, FACTS)) == [Ask(0, "regroup")]
     assert play.wait(1.0, *idle) == []
 
 
@@ -803,7 +808,7 @@ def test_a_pause_that_nobody_ends_ends_the_run() -> None:
     play(Died(0, ""), left(1, 5), NoRoom(2, "no CPU"))
     play.wait(62.0)
     assert isinstance(play.error(), WorkerLost)
-    assert "1 workers are ready, 2 are needed; there is no room for worker" in str(play.error())
+    assert "1 workers are ready, 2 are needed; there is no room for another worker: no CPU" in str(play.error())
     play = begun(requirements(least=2))
     play(Died(0, ""), left(1, 5))
     play(*(StartFailed(member, "no such image") for member in (2, 3, 4)), Tick())
