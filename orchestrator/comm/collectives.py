@@ -58,6 +58,7 @@ ANSWERS, LOOK_BACK = 10, 11  # of checks
 GRID_SUM, GRID_KEYS = 12, 13  # of clipped contributions
 BUFFERS = 14  # that are joined
 COMPRESSED = 16  # the first phase of a compression
+_OF_RESULTS: Final = {torch.float32: exact.fingerprint_of, torch.int64: exact.fingerprint_of_integers}
 _PIECE: Final = 64 * BLOCK  # elements of a sum that travel as one message
 # Phases in which a member waits for slower ones, and after which it begins something else (`CancellableTransport.waits`).
 VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END, MADE, ANSWERS, LOOK_BACK), False)
@@ -241,8 +242,9 @@ class Exchange:
                     result = way.place(memory, "result", part)
                     result.copy_(received.payload, non_blocking=True)
                     prints[chunk][part.piece] = received.note
-                    if self._verifies and memory.sums.result == torch.float32:
-                        self._compare(action.peer, received.note, exact.fingerprint_of(result, part.start // BLOCK))
+                    fingerprint_of = _OF_RESULTS.get(result.dtype)
+                    if self._verifies and fingerprint_of is not None:
+                        self._compare(action.peer, received.note, fingerprint_of(result, part.start // BLOCK))
                     continue
                 if self._verifies:
                     received = self._taken(action.peer, received)

@@ -238,11 +238,11 @@ def absorb(update: torch.Tensor, *sums: torch.Tensor) -> int:
     return wrap(LOOPS["absorb"](start_of(update, torch.int64), update.numel(), first, second, third, len(sums) == 3))
 
 
-def fingerprint_of_integers(values: torch.Tensor) -> int:
+def fingerprint_of_integers(values: torch.Tensor, first_block: int = 0) -> int:
     """The same of int64 values, their bits being what they are: linear modulo 2**64."""
     if not in_host_memory(values):
-        return int(fingerprint_by_operations(values, 0))
-    return wrap(keep([values], 1.0, values, 0))
+        return int(fingerprint_by_operations(values, first_block))
+    return wrap(keep([values], 1.0, values, first_block))
 
 
 def fingerprint_of_sums(values: torch.Tensor) -> int:

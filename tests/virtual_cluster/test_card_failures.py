@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.comm.collectives import Exchange
+from orchestrator.config.plan import Plan as RunPlan
 from orchestrator.config.settings import CheckpointSettings, Every, Settings
+from orchestrator.controller.events import Begin
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import OrchestratorError, PipelineRaised
+from orchestrator.worker.asynchronous.sync_barrier import Terms
 from tests.products import thinned
 from tests.virtual_cluster.cluster import Member
 from tests.virtual_cluster.plans import Chance, Plan
@@ -181,6 +185,29 @@ def through(folder: Path, settings: Settings, chance: Callable[[Plan], Chance]) 
 
 def lost(told: Told) -> list[dict[str, Any]]:
     return [event for event in told.journal if event["event"] == "worker_lost"]
+
+
+@pytest.mark.parametrize("mode", ["ssp", "gossip"])
+def test_what_arrives_otherwise_in_the_sum_of_a_rest_names_the_pair_and_is_sent_again(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**PLAIN, "sync": {"name": mode, "rest_every": 2}}
+    undisturbed = train(pipelines.Mlp, **settings).digest
+    of, compare, once = Terms.of, Exchange._compare, [True]
+
+    def on_cards(plan: RunPlan, begin: Begin) -> Terms:
+        return replace(of(plan, begin), copies=True)
+
+    def damaged(exchange: Exchange, peer: int, sent: int, arrived: int) -> None:
+        compare(exchange, peer, sent, arrived ^ once.pop() if once else arrived)
+
+    monkeypatch.setattr(Terms, "of", on_cards)
+    monkeypatch.setattr(Exchange, "_compare", damaged)
+    told, outcome = lived(tmp_path / "run", settings_for(pipelines.Mlp, Layout(3), **settings), ECC, 0)
+    assert (outcome.error, outcome.steps, lost(told)) == (None, STEPS, [])
+    (found,) = [event for event in told.journal if event["event"] == "answers_differ"]
+    assert len(set(found["between"])) == 2
+    assert mode == "ssp" or outcome.digest == undisturbed  # the former has another order each time
 
 
 @pytest.mark.parametrize(

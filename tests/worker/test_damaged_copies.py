@@ -227,7 +227,7 @@ FREE_CASES = [(layout, mode) for layout in FREE_LAYOUTS for mode in ("ssp", "asp
 def test_a_bit_that_flips_in_the_sum_of_a_rest_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, case: tuple[Layout, str]
 ) -> None:
-    """All members would take over the same wrong parameters."""
+    """All members would take over the same wrong parameters. On cards the pair is named, before anything is taken over."""
     total = Exchange.total
 
     def resting(exchange: Exchange, barrier: int, attempt: int, divisor: float) -> int:
@@ -243,3 +243,11 @@ def test_a_bit_that_flips_in_the_sum_of_a_rest_ends_the_run(
     with Sockets("unix", layout.workers) as sockets:
         ends = members_end(p.Wide, layout, wire=sockets.transport, sync={"name": mode, "rest_every": 2}, **FREE)
     assert "replica.other-sum" in {end.code for end in ends if isinstance(end, Inconsistent)}
+    monkeypatch.setattr(Plan, "updates_stay_on_device", property(lambda plan: not plan.lockstep))
+    on_device(monkeypatch, Operations, regions(torch.int64, 1))
+    with Sockets("unix", layout.workers) as sockets:
+        verdict = verdict_of(
+            members_end(p.Wide, layout, wire=sockets.transport, sync={"name": mode, "rest_every": 2}, **FREE)
+        )
+    assert (verdict.copied, verdict.shard, verdict.wrong) == (True, None, ())
+    assert verdict.between[1] == READER != verdict.between[0]

@@ -34,7 +34,7 @@ from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierRe
 from orchestrator.worker.asynchronous.rollback import Rollback
 from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates
 from orchestrator.worker.asynchronous.statistics import Statistics
-from orchestrator.worker.asynchronous.sync_barrier import Terms, agree, require_sum
+from orchestrator.worker.asynchronous.sync_barrier import Terms, add_up, agree, require_sum
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
 from orchestrator.worker.member.generation import ProcessServices, Withdrawn
 from orchestrator.worker.model.replica import Replica
@@ -221,7 +221,7 @@ class Gossip:
         self._sent = {action.chunk for action in self._ways if isinstance(action, Send)}
 
     def advance(self, state: RunState) -> StepOutcome:
-        """Raises PipelineRaised, NonFinite, Withdrawn, and what the transport raises."""
+        """Raises PipelineRaised, NonFinite, Withdrawn, Distrusted, and what the transport raises."""
         models, free = self._models, state.free
         assert free is not None
         repeated = self._records[free.barriers] if self._records else None
@@ -317,7 +317,7 @@ class Gossip:
         report = self._models.report(self._requests(), dict.fromkeys(self._models.shards, end))
         consensus = agree(self._exchange, free.barriers, report, shape)
         self._models.contribute(consensus)
-        self._exchange.total(free.barriers, 0, 1.0)
+        add_up(self._exchange, free.barriers, self._terms, state.steps)
         mean = self._models.averaged(consensus)
         after_last = entries[-shape.shards :]
         if after_last:

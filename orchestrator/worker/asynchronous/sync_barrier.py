@@ -27,6 +27,7 @@ from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
 from orchestrator.worker.member.generation import Withdrawn
+from orchestrator.worker.step.checking import compare_copies
 from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step_report import Requests, Shape
 
@@ -71,18 +72,19 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Terms:
-    """The facts about the run that a sync barrier has to know. shape: the lengths of a report; steps: of the run; hosted:
-    shards by worker, in this generation."""
+    """The facts about the run that a sync barrier has to know."""
 
-    shape: Shape
-    steps: int
-    hosted: tuple[tuple[int, ...], ...]
+    shape: Shape  # the lengths of a report
+    steps: int  # of the run
+    hosted: tuple[tuple[int, ...], ...]  # shards by worker, in this generation
+    copies: bool = False  # whether what members read of each other's cards is compared with what was sent
 
     @classmethod
     def of(cls, plan: Plan, begin: Begin) -> Self:
         run_manifest = begin.run_manifest
         tensors, counters = len(run_manifest["layout"]["slots"]), len(run_manifest["counters"])
-        return cls(Shape(plan.data.shards, tensors, counters), run_manifest["steps"], begin.shards)
+        shape = Shape(plan.data.shards, tensors, counters)
+        return cls(shape, run_manifest["steps"], begin.shards, plan.updates_stay_on_device)
 
 
 def synchronize(
@@ -93,7 +95,7 @@ def synchronize(
     replayed: tuple[Mapping[str, Any], AsyncPhase] | None = None,
 ) -> StepOutcome:
     """End an async phase. replayed: the record of the rest that this one repeats, and its async phase. Raises what
-    the transport raises, Withdrawn, and the fault of a shard."""
+    the transport raises, Withdrawn, Distrusted, and the fault of a shard."""
     free = state.free
     assert free is not None
     number, shape = free.barriers, terms.shape
@@ -107,7 +109,7 @@ def synchronize(
             code="replay.other-clocks",
         )
     added = member.contribute(consensus)
-    exchange.total(number, 0, 1.0)
+    add_up(exchange, number, terms, state.steps)
     gathered = exchange.gather(number, 0, BARRIER, reports.encode(member.updates_made(), added))
     steps = min(sum(consensus.clocks) // shape.shards, terms.steps)
     requests = _granted(consensus.requests, replayed, further=steps > state.steps)
@@ -139,6 +141,15 @@ def _granted(requests: Requests, replayed: tuple[Mapping[str, Any], AsyncPhase] 
 def agree(exchange: Exchange, number: int, report: BarrierReport, shape: Shape) -> BarrierConsensus:
     """The vote of a sync barrier."""
     return BarrierConsensus.decode(exchange.maximum(number, 0, VOTE, report.encode(shape)), shape)
+
+
+def add_up(exchange: Exchange, number: int, terms: Terms, steps: int) -> None:
+    """The sum of a sync barrier. steps: before it. Raises Distrusted if a part of it has arrived otherwise than it was sent."""
+    compares = terms.copies and exchange.members > 1
+    exchange.verify(compares)
+    exchange.total(number, 0, 1.0)
+    if compares:
+        compare_copies(exchange, number, steps)
 
 
 def require_sum(found: int, expected: int) -> None:

@@ -111,17 +111,13 @@ class Checks:
         a sum were compared without a check. Raises Distrusted if a part of it has arrived otherwise than it was sent, or if a
         worker's memory has changed. If that of several has, they have read what one of them wrote, and the verdict names none
         as wrong."""
-        vector = torch.zeros(exchange.workers + exchange.members, dtype=torch.int64)
+        found = [0] * exchange.workers
         if worker is not None:
-            vector[exchange.rank] = not worker.intact(fingerprint)
-        if exchange.damaged is not None:
-            vector[exchange.workers + exchange.rank] = 1 + exchange.damaged
-        maxima = exchange.maximum(step, attempt, LOOK_BACK, vector).tolist()
-        found, senders = maxima[: exchange.workers], maxima[exchange.workers :]
-        copies = [(sender - 1, rank) for rank, sender in enumerate(senders) if sender]
-        if copies:
+            found[exchange.rank] = not worker.intact(fingerprint)
+        found, copy = _looked_back(exchange, step, attempt, found)
+        if copy is not None:
             since = max(self.since(step), compared) if self.every else compared
-            raise Distrusted(Verdict(step, None, since, (), _first(copies), copied=True))
+            raise Distrusted(Verdict(step, None, since, (), copy, copied=True))
         changed = tuple(rank for rank, one in enumerate(found) if one)
         if changed:
             is_one = len(changed) == 1 < exchange.workers
@@ -129,6 +125,14 @@ class Checks:
 
 
 NEVER: Final = Checks(0, 0)
+
+
+def compare_copies(exchange: Exchange, barrier: int, step: int) -> None:
+    """All tell whether a part of the sum of a rest has arrived otherwise than it was sent; then raises Distrusted. step: the
+    first one after the rest before."""
+    _, copy = _looked_back(exchange, barrier, 0, [0] * exchange.workers)
+    if copy is not None:
+        raise Distrusted(Verdict(step, None, step, (), copy, copied=True))
 
 
 def checks_of(plan: Plan) -> Checks:
@@ -145,6 +149,19 @@ def answer_of(computed: Contribution | None, replica: Replica) -> int:
     gradients = ((str(index), tensor) for index, tensor in enumerate(computed.tensors) if tensor is not None)
     update_in_place(digest, (*replica.joined.items(), *gradients))
     return int.from_bytes(digest.digest()[:8], "little") >> 2
+
+
+def _looked_back(
+    exchange: Exchange, number: int, attempt: int, changed: Sequence[int]
+) -> tuple[list[int], tuple[int, int] | None]:
+    """All tell what they found after a sum. changed: by rank, whether this worker's own memory has. Returns the same of all
+    workers, and the damaged copy, as (sender, reader), at which the damage began."""
+    vector = torch.tensor([*changed, *[0] * exchange.members], dtype=torch.int64)
+    if exchange.damaged is not None:
+        vector[exchange.workers + exchange.rank] = 1 + exchange.damaged
+    maxima = exchange.maximum(number, attempt, LOOK_BACK, vector).tolist()
+    copies = [(sender - 1, rank) for rank, sender in enumerate(maxima[exchange.workers :]) if sender]
+    return maxima[: exchange.workers], _first(copies) if copies else None
 
 
 def _first(copies: Sequence[tuple[int, int]]) -> tuple[int, int]:
