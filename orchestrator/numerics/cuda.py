@@ -25,6 +25,7 @@ _PARTS = (0, 1, 2)  # library_types.h: major, minor and patch level
 _NONE_VISIBLE = "No CUDA GPUs are available"  # of torch, where CUDA finds none and gives no other reason
 _WAITS = "called a synchronizing CUDA operation"  # what torch warns of in its debug mode
 _WORKSPACES = (":4096:8", ":16:8")  # those under which cuBLAS is deterministic
+_locked: dict[int, DriverCalls] = {}  # of memory that is page-locked, by its address
 
 
 def build_problem() -> str | None:
@@ -181,9 +182,26 @@ class DriverCalls:
 
 
 def page_lock(address: int, size_bytes: int) -> None:
-    """Have a GPU copy to this host memory three times as fast. Copies are slower, and as right, where the driver refuses."""
+    """Have a GPU copy to this host memory three times as fast, until `page_unlock`. Copies are slower, and as right, where the
+    driver refuses."""
     with suppress(ImportError, RuntimeError):
-        DriverCalls().answer("cuMemHostRegister", address, size_bytes, 0)
+        call = DriverCalls()
+        call("cuMemHostRegister", address, size_bytes, 0)
+        _locked[address] = call
+
+
+def page_unlock(address: int, size_bytes: int) -> None:
+    """Undo it within this memory, before it is unmapped: a GPU would go on copying to its pages, also when others have their
+    address. From any thread."""
+    for start in [each for each in _locked if address <= each < address + size_bytes]:
+        import torch
+
+        call = _locked.pop(start)
+        with suppress(RuntimeError):
+            if not torch.cuda.is_current_stream_capturing():  # a recording waits for nothing
+                torch.cuda.synchronize()
+        with suppress(RuntimeError):
+            call.answer("cuMemHostUnregister", start)
 
 
 def card() -> dict[str, str]:

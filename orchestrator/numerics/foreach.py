@@ -6,10 +6,13 @@ torch's own optimizers make these calls, which have no public name. A torch with
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 
 _Call = Callable[..., Sequence[torch.Tensor]]
+# CUDA has no kernel for lists of these.
+_ONE_BY_ONE: Final = frozenset((torch.uint16, torch.uint32, torch.uint64))
 _COPY: _Call | None = getattr(torch, "_foreach_copy_", None)
 _PRODUCTS: _Call | None = getattr(torch, "_foreach_mul", None)
 _SUMS: _Call | None = getattr(torch, "_foreach_add", None)
@@ -18,14 +21,13 @@ _NORMS: _Call | None = getattr(torch, "_foreach_norm", None)
 
 def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy each source into its target."""
-    if _COPY is not None and targets:
-        kinds = dict.fromkeys(target.dtype for target in targets)
-        if len(kinds) == 1:
-            _COPY(targets, sources)
-            return
-        for kind in kinds:  # on a GPU a call is one kernel only where all are of one type
+    kinds = dict.fromkeys(target.dtype for target in targets)
+    if len(kinds) > 1:  # on a GPU a call is one kernel only where all are of one type
+        for kind in kinds:
             own = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == kind]
-            _COPY([target for target, _ in own], [source for _, source in own])
+            copy([target for target, _ in own], [source for _, source in own])
+    elif _COPY is not None and kinds and not kinds.keys() & _ONE_BY_ONE:
+        _COPY(targets, sources)
     else:
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)

@@ -61,3 +61,20 @@ def test_what_is_of_one_type_is_copied_in_one_call(monkeypatch: pytest.MonkeyPat
     assert calls == [(2, 2), (2, 2)]
     foreach.copy(copied[::2], given[::2])
     assert calls[2:] == [(2, 2)]
+
+
+def test_what_has_no_kernel_for_lists_is_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, whose kernel is made for the other types (its names in libtorch_cuda.so)."""
+    plain = foreach._COPY
+    assert plain is not None
+
+    def copy(targets: Any, sources: Any) -> Any:
+        assert not {each.dtype for each in targets} & {torch.uint16, torch.uint32, torch.uint64}
+        return plain(targets, sources)
+
+    monkeypatch.setattr(foreach, "_COPY", copy)
+    kinds = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+    for given in ([torch.tensor([1, 2], dtype=kind) for kind in kinds], [torch.tensor(3, dtype=torch.uint16)] * 2):
+        copied = [torch.zeros_like(each) for each in given]
+        foreach.copy(copied, given)
+        assert all(map(torch.equal, copied, given))

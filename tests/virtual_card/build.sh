@@ -9,7 +9,7 @@ for library in $("$python" "$here/wanted.py" "$torch/lib" "$out"); do
     map=""; [ -f "$out/$library.map" ] && map="-Wl,--version-script=$out/$library.map"
     c++ -O1 -fPIC -shared -nostartfiles "$out/$library.cpp" $map -Wl,-soname,"$library" -o "$out/$library"
 done
-c++ -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -ffp-contract=off -I"$cuda/include" -I"$here/../../orchestrator/numerics/device" "$here/runtime.cpp" "$here/kernels.cpp" "$out/rest.cpp" \
+c++ -std=c++17 -O2 -fPIC -shared -fvisibility=hidden -ffp-contract=off -fsanitize=alignment -fsanitize-undefined-trap-on-error -I"$cuda/include" -I"$here/../../orchestrator/numerics/device" "$here/runtime.cpp" "$here/kernels.cpp" "$out/rest.cpp" \
     -Wl,-soname,libcudart.so.13 -Wl,--version-script="$out/rest.map" -o "$out/libcudart.so.13" -ldl -lpthread
 for name in libcuda.so.1 libnvidia-ml.so.1; do ln -sf libcudart.so.13 "$out/$name"; done
 abi=$("$python" -c 'import torch; print(int(torch._C._GLIBCXX_USE_CXX11_ABI))' 2>/dev/null || echo 1)

@@ -127,6 +127,24 @@ void into(const IValue& wanted, const IValue& found) {
     }
 }
 void check(cudaError_t error) { C10_CUDA_CHECK(error); }
+// As torch's own operations wait.
+void wait(cudaStream_t stream) {
+    if (c10::cuda::warning_state().get_sync_debug_mode() != c10::cuda::SyncDebugMode::L_DISABLED) c10::cuda::warn_or_error_on_sync();
+    check(cudaStreamSynchronize(stream));
+}
+// The addresses on the card of what is given.
+void take_addresses(const IValue& value, std::vector<const void*>& addresses) {
+    auto take = [&](const Tensor& tensor) { if (on_card(tensor) && tensor.numel()) addresses.push_back(tensor.data_ptr()); };
+    if (value.isTensor()) take(value.toTensor());
+    if (value.isTensorList()) for (const Tensor& each : value.toTensorVector()) take(each);
+    if (value.isOptionalTensorList()) for (const std::optional<Tensor>& each : value.toOptionalTensorVector()) if (each) take(*each);
+}
+std::vector<const void*> addresses_of(const Values& given, const Values& more = {}) {
+    std::vector<const void*> found;
+    for (const IValue& value : given) take_addresses(value, found);
+    for (const IValue& value : more) take_addresses(value, found);
+    return found;
+}
 
 // What the results look like. What has no form for meta tensors is computed of zeros for it.
 Values shapes(const c10::OperatorHandle& op, const Values& given) {
@@ -173,6 +191,14 @@ const std::set<std::string> VARY = {
     "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward", "nll_loss2d_forward", "_ctc_loss_backward", "grid_sampler_2d_backward",
     "grid_sampler_3d_backward", "put_", "histc", "kthvalue",
 };
+// Kernels for lists of tensors are not made for these types.
+void has_types(const c10::OperatorHandle& op, const Values& given) {
+    if (op.operator_name().name.rfind("aten::_foreach_", 0)) return;
+    for (const IValue& value : given)
+        if (value.isTensorList())
+            for (const Tensor& each : value.toTensorVector())
+                TORCH_CHECK_NOT_IMPLEMENTED(!at::isBarebonesUnsignedType(each.scalar_type()), op.operator_name().name, " not implemented for '", each.scalar_type(), "'");
+}
 void repeats(const c10::OperatorHandle& op, const Values& given) {
     const auto& name = op.operator_name();
     const std::string base = name.name.substr(6);
@@ -194,6 +220,7 @@ void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
     Values given(stack->end() - count, stack->end());
     on_one_device(op, given);
     repeats(op, given);
+    has_types(op, given);
     stack->erase(stack->end() - count, stack->end());
     at::AutoDispatchBelowADInplaceOrView below;
     at::Device device(at::kCUDA, c10::cuda::current_device());
@@ -227,7 +254,8 @@ void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
         return look.defined() ? at::empty_strided(look.sizes(), look.strides(), look.options().device(device)) : look;
     };
     if (direct) {
-        check(cudaStreamSynchronize(stream));
+        wait(stream);
+        for (const void* each : addresses_of(given)) card_has(each);
         Values results;
         seeded(state, [&] { results = call(op, all_with(given, on_processor, at::kCPU), at::DispatchKey::CPU); });
         for (size_t i = 0; i < results.size(); i++) {
@@ -257,7 +285,8 @@ void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
     }
     if (!direct) {
         Values arguments = all_with(given, on_processor, at::kCPU), places = all_with(results, on_processor, at::kCPU);
-        check(card_enqueue(stream, [op, arguments, places, state] {
+        check(card_enqueue(stream, [op, arguments, places, state, addresses = addresses_of(given, results)] {
+            for (const void* each : addresses) card_has(each);
             Values found;
             seeded(state, [&] { found = call(op, arguments, at::DispatchKey::CPU); });
             for (size_t i = 0; i < places.size(); i++) into(places[i], found[i]);
@@ -279,9 +308,15 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     // Memory of the host that is not page-locked is read and written before the call returns.
     const bool waits = !both && (!non_blocking || !(self.is_cuda() ? source : self).is_pinned());
     const Tensor& host = self.is_cuda() ? source : self;
-    check(card_enqueue(stream, [to_place, from_place] { Tensor place = to_place; place.copy_(from_place); }));
+    const void *to = self.data_ptr(), *source_at = source.data_ptr();
+    check(card_enqueue(stream, [to_place, from_place, to, source_at, here = self.is_cuda(), there = source.is_cuda()] {
+        here ? card_has(to) : card_reaches(to);
+        there ? card_has(source_at) : card_reaches(source_at);
+        Tensor place = to_place;
+        place.copy_(from_place);
+    }));
     if (!both && !waits) at::getHostAllocator(at::kCUDA)->record_event(host.storage().mutable_data(), host.storage().data_ptr().get_context(), stream.unwrap());
-    if (waits) check(cudaStreamSynchronize(stream));
+    if (waits) wait(stream);
     now("copy_", stream);
     return self;
 }

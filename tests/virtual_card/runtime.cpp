@@ -3,6 +3,8 @@
 // Streams are queues; what they hold is done when somebody waits for it (CARD=late, the usual) or at once (CARD=early). Recordings
 // follow the rules of CUDA 13 on what may be called meanwhile ("Cross-stream Dependencies and Events", "Prohibited and Unhandled
 // Operations" in the CUDA C++ Programming Guide), and a replay does its nodes in any order that their edges allow.
+// It is as strict as a card may be. New memory is full of ones. Kernels that take memory of the host or none end the process, and so do
+// copies from pages that were unmapped while registered. Nothing waits but what is said to wait. Vectors lie where a card reads them.
 // Runs of `benchmarks.gpu --check` have the same digests here over layouts, kills and repeats, with both. What no operation here does:
 // `torch.compile`, kernels of attention, depthwise convolutions, and embeddings whose CUDA form takes other arguments.
 //
@@ -110,7 +112,8 @@ thread_local cudaError_t last = cudaSuccess;
 thread_local int current_device = 0;
 cudaError_t broken = cudaSuccess;  // an error of the card that stays
 std::map<char*, size_t> device_memory, host_memory;
-std::map<char*, size_t> registered;
+struct Registered { size_t size; std::string pages; };
+std::map<char*, Registered> registered;  // pages: the file behind them, when they were
 size_t taken = 0;
 unsigned long long recorded = 0;
 std::map<void*, std::shared_ptr<Event>> events;
@@ -170,6 +173,9 @@ void do_until(Stream* stream, unsigned long turn) {
                 } else {
                     read_wrongly(step.work);
                 }
+            } catch (const OutOfReach& error) {
+                note("%.600s", error.what());
+                broken = cudaErrorIllegalAddress;
             } catch (const std::exception& error) {
                 note("an assertion of a kernel: %.600s", error.what());
                 broken = (cudaError_t)(getenv("CARD_ERROR") ? atoi(getenv("CARD_ERROR")) : cudaErrorAssert);
@@ -219,11 +225,32 @@ bool holds(const std::map<char*, size_t>& memory, const void* pointer) {
     auto found = memory.upper_bound((char*)pointer);
     return found != memory.begin() && (--found, (char*)pointer < found->first + found->second);
 }
+std::map<char*, Registered>::iterator registered_with(const void* pointer) {
+    auto found = registered.upper_bound((char*)pointer);
+    if (found == registered.begin()) return registered.end();
+    --found;
+    return (char*)pointer < found->first + found->second.size ? found : registered.end();
+}
+// Device and file of the memory that is mapped there now.
+std::string pages_at(const void* pointer) {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        unsigned long start, end, offset, inode;
+        char flags[8], device[16];
+        if (sscanf(line.c_str(), "%lx-%lx %7s %lx %15s %lu", &start, &end, flags, &offset, device, &inode) == 6 && (uintptr_t)pointer >= start && (uintptr_t)pointer < end)
+            return std::string(device) + ":" + std::to_string(inode);
+    }
+    return "";
+}
 bool pageable(const void* pointer) {
     LOCKED;
-    return !holds(device_memory, pointer) && !holds(host_memory, pointer) && !holds(registered, pointer);
+    return !holds(device_memory, pointer) && !holds(host_memory, pointer) && registered_with(pointer) == registered.end();
 }
+// What CUDA_VISIBLE_DEVICES said when CUDA began in this process.
+bool has_begun = false;
+std::vector<std::string> seen_then;
 std::vector<std::string> visible() {
+    if (has_begun) return seen_then;
     const int there = getenv("CARD_COUNT") ? atoi(getenv("CARD_COUNT")) : 1;
     std::vector<std::string> names;
     for (int i = 0; i < there; i++) names.push_back(std::to_string(i));
@@ -303,6 +330,15 @@ int fault(const char* what, bool of_a_card) {
 }
 }  // namespace
 
+__attribute__((visibility("default"))) void card_reaches(const void* pointer) {
+    if (!pointer || holds(device_memory, pointer)) return;
+    auto found = registered_with(pointer);
+    if (found == registered.end() || found->second.pages == pages_at(pointer)) return;
+    throw OutOfReach("the card copies from or to the pages that were at an address when it was registered; others are there now");
+}
+__attribute__((visibility("default"))) void card_has(const void* pointer) {
+    if (pointer && !holds(device_memory, pointer)) throw OutOfReach("a kernel takes memory that is not the card's, or not any more");
+}
 __attribute__((visibility("default"))) bool card_is_recorded(cudaStream_t stream) { LOCKED; return (bool)of(stream)->recording; }
 __attribute__((visibility("default"))) cudaError_t card_enqueue(cudaStream_t stream, std::function<void()> work) {
     LOCKED;
@@ -329,8 +365,14 @@ static void load_operations() {
         if (access(file.c_str(), R_OK) == 0 && !dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL)) note("%s", dlerror());
     });
 }
-// Asked once: whether CUDA begins in a process is settled then.
-static int cannot_start() { static int code = fault("start"); return code; }
+// Asked once: whether CUDA begins in a process is settled then. Where it has begun, a fork of the process has none.
+static int cannot_start() {
+    static int code = fault("start");
+    static pid_t process = getpid();
+    if (!has_begun) seen_then = visible(), has_begun = true;
+    if (process != getpid()) return note("CUDA had begun before this process was forked"), cudaErrorInitializationError;
+    return code;
+}
 SHOWN cudaError_t cudaGetDeviceCount(int* count) {
     if (const int code = cannot_start(); code > 0) return *count = 0, failed((cudaError_t)code);
     *count = visible().size();
@@ -440,6 +482,7 @@ SHOWN cudaError_t cudaMalloc(void** address, size_t size) {
     if (file < 0 || ftruncate(file, pages)) return failed(cudaErrorMemoryAllocation);
     *address = mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
+    memset(*address, 0xff, pages);
     device_memory[(char*)*address] = pages;
     taken += pages;
     return cudaSuccess;
@@ -499,35 +542,38 @@ SHOWN cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
 SHOWN cudaError_t cudaFreeHost(void* address) {
     if (cudaError_t no = unsafe()) return no;
     LOCKED;
-    do_everything();
-    if (!host_memory.erase((char*)address)) return failed(cudaErrorInvalidValue);
+    auto found = host_memory.find((char*)address);
+    if (found == host_memory.end()) return failed(cudaErrorInvalidValue);
+    memset(address, 0xff, found->second);  // a copy that is not done yet takes this
+    host_memory.erase(found);
     free(address);
     return cudaSuccess;
 }
 SHOWN cudaError_t cudaHostRegister(void* address, size_t size, unsigned) {
     if (cudaError_t no = unsafe()) return no;
     LOCKED;
-    auto behind = registered.lower_bound((char*)address);
-    if (holds(registered, address) || (behind != registered.end() && behind->first < (char*)address + size)) return failed(cudaErrorHostMemoryAlreadyRegistered);
-    registered[(char*)address] = size;
+    if (!address || !size) return failed(cudaErrorInvalidValue);
+    const uintptr_t page = 4096, start = (uintptr_t)address / page * page, end = ((uintptr_t)address + size + page - 1) / page * page;
+    for (auto& each : registered)  // whole pages are
+        if ((uintptr_t)each.first / page * page < end && start < (uintptr_t)each.first + each.second.size) return failed(cudaErrorHostMemoryAlreadyRegistered);
+    registered[(char*)address] = {size, pages_at(address)};
     return cudaSuccess;
 }
 SHOWN cudaError_t cudaHostUnregister(void* address) {
     if (cudaError_t no = unsafe()) return no;
     LOCKED;
-    do_everything();
     return registered.erase((char*)address) ? cudaSuccess : failed(cudaErrorHostMemoryNotRegistered);
 }
 SHOWN cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* into, const void* pointer) {
     LOCKED;
     memset(into, 0, sizeof *into);
     if (holds(device_memory, pointer)) into->type = cudaMemoryTypeDevice, into->devicePointer = (void*)pointer;
-    else if (holds(host_memory, pointer) || holds(registered, pointer)) into->type = cudaMemoryTypeHost, into->hostPointer = into->devicePointer = (void*)pointer;
+    else if (holds(host_memory, pointer) || registered_with(pointer) != registered.end()) into->type = cudaMemoryTypeHost, into->hostPointer = into->devicePointer = (void*)pointer;
     else into->type = cudaMemoryTypeUnregistered, into->device = -2, into->hostPointer = (void*)pointer;
     return cudaSuccess;
 }
 SHOWN cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind, cudaStream_t stream) {
-    const cudaError_t error = card_enqueue(stream, [=] { memmove(to, from, size); });
+    const cudaError_t error = card_enqueue(stream, [=] { card_reaches(to), card_reaches(from), memmove(to, from, size); });
     if (error == cudaSuccess && !card_is_recorded(stream) && (pageable(to) || pageable(from))) {
         LOCKED;
         note_wait("a copy of memory that is not page-locked");
@@ -643,6 +689,7 @@ SHOWN cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 SHOWN cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     LOCKED;
+    if (cudaError_t no = unsafe()) return no;
     note_wait("an event");
     auto found = events.find((void*)event);
     if (found == events.end()) return failed(cudaErrorInvalidResourceHandle);
@@ -804,7 +851,8 @@ SHOWN cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* bl
 // ---- the driver ---------------------------------------------------------------------------------------------------------
 
 static CUresult as_driver(cudaError_t error) { return (CUresult)error; }  // the codes used here are the same in both
-struct Pages { int file; size_t size; bool mine; };
+struct Pages { int file; size_t size; bool mine, shared; };
+static std::map<char*, size_t> reserved;
 static std::map<CUmemGenericAllocationHandle, Pages> handles;
 static std::map<char*, CUmemGenericAllocationHandle> mapped;
 static CUmemGenericAllocationHandle next_handle = 1000;
@@ -872,14 +920,17 @@ SHOWN CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, co
     if (const int code = fault("create"); code > 0) return (CUresult)code;
     const int file = memfd_create("card", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, size)) return CUDA_ERROR_OUT_OF_MEMORY;
+    static const std::vector<char> dirt(PAGE, '\xff');  // what another one has left there
+    for (size_t at = 0; at < size; at += PAGE)
+        if (pwrite(file, dirt.data(), PAGE, at) != (ssize_t)PAGE) return close(file), CUDA_ERROR_OUT_OF_MEMORY;
     taken += size;
-    handles[*handle = next_handle++] = {file, size, true};
+    handles[*handle = next_handle++] = {file, size, true, (asked->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0};
     return CUDA_SUCCESS;
 }
 SHOWN CUresult cuMemExportToShareableHandle(void* descriptor, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType kind, unsigned long long flags) {
     LOCKED;
     if (const int code = fault("export"); code > 0) return (CUresult)code;
-    if (kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || !handles.count(handle)) return CUDA_ERROR_INVALID_VALUE;
+    if (kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || !handles.count(handle) || !handles[handle].shared) return CUDA_ERROR_INVALID_VALUE;
     *(int*)descriptor = dup(handles[handle].file);
     return CUDA_SUCCESS;
 }
@@ -888,7 +939,7 @@ SHOWN CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* hand
     if (const int code = fault("import"); code > 0) return (CUresult)code;
     const int file = dup((int)(intptr_t)descriptor);
     if (kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || file < 0) return CUDA_ERROR_INVALID_VALUE;
-    handles[*handle = next_handle++] = {file, (size_t)lseek(file, 0, SEEK_END), false};
+    handles[*handle = next_handle++] = {file, (size_t)lseek(file, 0, SEEK_END), false, true};
     return CUDA_SUCCESS;
 }
 SHOWN CUresult cuMemAddressReserve(CUdeviceptr* address, size_t size, size_t, CUdeviceptr, unsigned long long flags) {
@@ -899,6 +950,8 @@ SHOWN CUresult cuMemAddressReserve(CUdeviceptr* address, size_t size, size_t, CU
     if (even > found) munmap(found, even - found);
     if (found + PAGE > even) munmap(even + size, found + PAGE - even);
     *address = (CUdeviceptr)even;
+    LOCKED;
+    reserved[even] = size;
     return CUDA_SUCCESS;
 }
 SHOWN CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
@@ -916,15 +969,24 @@ SHOWN CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAcces
     return mprotect((void*)address, size, access->flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 SHOWN CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
-    LOCKED;
-    do_everything();
+    LOCKED;  // it waits for nothing, and what is under way must not read there
+    if (!mapped.count((char*)address)) return CUDA_ERROR_INVALID_VALUE;
+    for (auto& [start, handle] : mapped)  // whole mappings are taken away
+        if (start >= (char*)address && start < (char*)address + size && start + device_memory[start] > (char*)address + size) return CUDA_ERROR_INVALID_VALUE;
     for (auto found = device_memory.lower_bound((char*)address); found != device_memory.end() && found->first < (char*)address + size;) {
         mapped.erase(found->first);
         found = device_memory.erase(found);
     }
     return mmap((void*)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == (void*)address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-SHOWN CUresult cuMemAddressFree(CUdeviceptr address, size_t size) { return munmap((void*)address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
+SHOWN CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
+    LOCKED;
+    auto inside = mapped.lower_bound((char*)address);
+    auto found = reserved.find((char*)address);
+    if (found == reserved.end() || found->second != size || (inside != mapped.end() && inside->first < (char*)address + size)) return CUDA_ERROR_INVALID_VALUE;
+    reserved.erase(found);
+    return munmap((void*)address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
 SHOWN CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     LOCKED;
     auto found = handles.find(handle);
@@ -955,7 +1017,8 @@ SHOWN CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsig
 SHOWN CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
     return as_driver(card_enqueue((cudaStream_t)stream, [=] { std::fill_n((unsigned*)to, count, value); }));
 }
-SHOWN CUresult cuMemHostRegister_v2(void* address, size_t size, unsigned flags) { return as_driver(cudaHostRegister(address, size, flags)); }
+SHOWN CUresult cuMemHostUnregister(void* address) { return !context ? CUDA_ERROR_INVALID_CONTEXT : as_driver(cudaHostUnregister(address)); }
+SHOWN CUresult cuMemHostRegister_v2(void* address, size_t size, unsigned flags) { return !context ? CUDA_ERROR_INVALID_CONTEXT : as_driver(cudaHostRegister(address, size, flags)); }
 // torch looks them up and does not call them here.
 #define REFUSED(name) SHOWN CUresult refused_##name() __asm__(#name); CUresult refused_##name() { return note("no %s", #name), CUDA_ERROR_NOT_SUPPORTED; }
 #undef cuStreamWriteValue32

@@ -31,6 +31,7 @@ import torch
 from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.base import HOST, Descriptor, Mapped
 from orchestrator.comm.transports.region_index import RegionIndex
+from orchestrator.numerics import cuda
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -57,7 +58,7 @@ class Mapping:
         self.size_bytes = size_bytes
         self._pages = (ctypes.c_char * size_bytes).from_address(address)
         # Not at exit: a tensor may outlive the interpreter's last lines, and the kernel unmaps everything anyway.
-        weakref.finalize(self._pages, _libc.munmap, address, size_bytes).atexit = False
+        weakref.finalize(self._pages, _unmap, address, size_bytes).atexit = False
 
     def tensor(self, dtype: torch.dtype, offset_bytes: int, elements: int) -> torch.Tensor:
         """A view: [elements]. Raises ValueError when that is not inside the region."""
@@ -135,6 +136,11 @@ class SharedRegions:
         self._mappings, self._index = [], RegionIndex()
         for descriptor in descriptors:
             os.close(descriptor.fd)
+
+
+def _unmap(address: int, size_bytes: int) -> None:
+    cuda.page_unlock(address, size_bytes)
+    _libc.munmap(address, size_bytes)
 
 
 def map_peer(descriptor: Descriptor) -> Mapping:

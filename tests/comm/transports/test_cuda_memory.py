@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from orchestrator.comm.transports.cuda_memory import CudaDriver
+from orchestrator.comm.transports.shared_memory import SharedRegions
 from orchestrator.common import card_faults, gpu_memory
+from orchestrator.numerics import cuda
 from orchestrator.numerics.cuda import DriverCalls
 from orchestrator.numerics.device.compiling import SOURCE
 from tests.projects import REPOSITORY
@@ -151,6 +153,35 @@ def test_nothing_is_unmapped_before_what_was_enqueued_is_done(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     driver.give_back(5, 1 << 20, 4096)
     assert bindings.names()[-4:-2] == ["cuMemRelease", "cuMemUnmap"]
+
+
+def test_page_locked_memory_is_unlocked_before_it_is_unmapped(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU would copy to its pages still, where the next region has its address."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: bindings.made.append(("settled", ())))
+    mapped: list[bool] = []
+
+    def is_mapped() -> bool:
+        return f"\n{address:08x}-" in Path("/proc/self/maps").read_text()
+
+    def unregister(_start: int) -> Result:
+        mapped.append(is_mapped())
+        return Result.CUDA_SUCCESS
+
+    bindings.refused["cuMemHostUnregister"] = unregister
+    regions = SharedRegions()
+    region = regions.allocate(1 << 20, torch.uint8)
+    address = region.data_ptr()
+    cuda.page_lock(address, region.nbytes)
+    assert bindings.made[-1] == ("cuMemHostRegister", (address, 1 << 20, 0))
+    regions.free(region)
+    del region
+    assert bindings.made[-2:] == [("settled", ()), ("cuMemHostUnregister", (address,))]
+    assert mapped == [True]
+    assert not is_mapped()
+    cuda.page_unlock(address, 1 << 20)
+    assert len(mapped) == 1
 
 
 @pytest.mark.slow

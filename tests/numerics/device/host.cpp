@@ -14,11 +14,12 @@
 #define LANE 0
 #define WARP 1
 #endif
-struct Index { int x; };
+struct Index { unsigned x; };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-struct double2 { double x, y; };
+// A card reads them at such addresses alone.
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) double2 { double x, y; };
 using std::max;
 static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double __dadd_rn(double a, double b) { return a + b; }

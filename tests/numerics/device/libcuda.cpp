@@ -7,6 +7,8 @@
 #include <string>
 #include "../../virtual_card/kernels.cpp"
 
+void card_has(const void*) {}  // tensors stand in for memory of the card
+
 typedef int Result;
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
 struct Location { int type, id; };
