@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement import project_transfer
-from orchestrator.cluster.placement.project_transfer import Project
+from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, Workspace
 from orchestrator.cluster.placement.reservation import Node
 from orchestrator.common.tested_versions import RAY, Tried
 from tests.refusals import refused
@@ -42,3 +43,20 @@ def test_one_that_was_gets_all_that_git_would_leave_out(tmp_path: Path, monkeypa
     workspace = project_transfer.copied(project(tmp_path), [FAR])
     assert (workspace.project, workspace.runtime_env["working_dir"]) == (None, "gcs://package.zip")
     assert [name for name in sent[0] if name.endswith("data.csv")]
+
+
+def test_a_copy_of_files_that_have_changed_meanwhile_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody there would know: what a late worker reads is looked at in the folder of the launch."""
+    changed, said = [True, False], list[str]()
+    monkeypatch.setattr(project_transfer, "living_nodes", lambda: [FAR])
+    monkeypatch.setattr(project_transfer, "copied", lambda *_: Workspace(None, {"working_dir": "gcs://package.zip"}))
+    late = LateWorkspaces(project(tmp_path), set(), said.append, lambda: changed.pop(0))
+    here = ActorPlacement(str(tmp_path), {"num_cpus": 1})
+    assert (late.copied(here), said) == (None, [])
+    place = late.copied(here)
+    assert place is not None
+    assert (place.project, place.options["runtime_env"]) == (None, {"working_dir": "gcs://package.zip"})
+    assert late.copied(here) == place
+    assert said == ["note: carrying code and data for workers that may come to node 10.0.0.1 (aaaaaaaa)"]

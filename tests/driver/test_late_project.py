@@ -98,6 +98,22 @@ def test_those_after_the_first_that_is_refused_work_in_the_checkout() -> None:
     ]
 
 
+def test_a_copy_of_changed_files_is_not_used() -> None:
+    """It is looked at anew, however lately it was."""
+    record = Recording()
+    with contextlib.ExitStack() as held:
+        late = late_project(record, held, [])
+        record.now = ["data/digits"]
+        assert not late.has_changed()  # the first members are not asked
+        record.now = []
+        assert late.place(HERE) is None
+        assert not late.has_changed()
+        record.now = ["data/digits"]
+        assert late.has_changed()
+        assert late.place(HERE) is not None
+    assert record.looked == 2
+
+
 def test_what_cannot_be_restored_is_refused_until_it_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     record = Recording(restorable=False)
     said: list[str] = []

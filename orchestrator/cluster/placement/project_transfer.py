@@ -100,14 +100,21 @@ class LateWorkspaces:
     """The workspaces of members that are started later than the first ones: on nodes that nobody knew then, or beyond the
     reserved room.
 
-    known: nodes that have the project in its own folder. As long as every living node is one of them, members work there; the
-    first one that may come to another node has the project carried, once, for all that follow.
+    As long as every living node has the project in its own folder, members work there. The first one that may come to another
+    node has the project carried, once, for all that follow.
     """
 
-    def __init__(self, project: Project, known: set[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        project: Project,
+        known: set[str],  # nodes that have it in its own folder
+        say: Callable[[str], None],  # told what is carried, and why it cannot be
+        has_changed: Callable[[], bool],  # whether what is there now is not what the run began with
+    ) -> None:
         self._project = project
         self._known = known
         self._say = say
+        self._has_changed = has_changed
         self._copy: Workspace | None = None
         self._cannot = False
 
@@ -138,7 +145,10 @@ class LateWorkspaces:
     def _is_carried(self, nodes: Sequence[Node]) -> bool:
         if self._copy is None and not self._cannot:
             try:
-                self._copy = copied(self._project, nodes)
+                copy = copied(self._project, nodes)
+                if self._has_changed():
+                    return False
+                self._copy = copy
                 names = ", ".join(node.name for node in nodes)
                 self._say(f"note: carrying code and data for workers that may come to node {names}")
             except ClusterUnavailable as error:

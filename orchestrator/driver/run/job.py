@@ -362,11 +362,12 @@ class Job:
         carried = next((place for place in places if place.project is None), places[0])
         elsewhere = ActorPlacement(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]})
         known = {node for node, workspace in workspaces.items() if workspace.project is not None}
-        late = LateWorkspaces(project, known, self.display.say)
         has_room = lambda gpus: gpus > 0 and has_room_for({**need.bundle, "GPU": gpus})  # noqa: E731
         carried_from = lambda place: copied(replace(project, path=place), living_nodes())  # noqa: E731
         recorded = LateProject(opening, begun, checkouts, self.display.say, carried_from)
-        moved = lambda place: recorded.place(place) or late.copied(place)  # noqa: E731
+        late = LateWorkspaces(project, known, self.display.say, recorded.has_changed)
+        # The project may be found to have changed as it is copied.
+        moved = lambda place: recorded.place(place) or late.copied(place) or recorded.place(place)  # noqa: E731
         slots_of_run = ActorSlots(places, elsewhere, servers, moved, has_room, gpus_of_cluster)
 
         def check(node: str | None, in_copy: bool) -> str | None:

@@ -78,6 +78,15 @@ class LateProject:
         lacking = "" if self._cannot is None else f", and {self._cannot}; put back what the run began with"
         return f"{few(changed, _SHOWN)} changed since the run began{lacking}"
 
+    def has_changed(self) -> bool:
+        """Whether a copy that was made now is of other files than the run began with; then the next places are in the
+        checkout."""
+        self._good_until = 0.0
+        changed = self._look() if self._some_are_late else []
+        if changed:
+            self._restore(changed)
+        return bool(changed)
+
     def _changed_outside(self, files: ProjectFiles) -> str | None:
         """Files outside of the repository are the same for the checkout. files: of the checkout."""
         outside = few(files.changed_inputs(self._look()), _SHOWN)
