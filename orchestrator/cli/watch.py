@@ -1,6 +1,6 @@
 """`watch=RUN_ID`: the progress of a run that a driver elsewhere on this machine goes on with, read from the run's files.
 
-It changes nothing and locks nothing: however it ends, the run goes on.
+It changes nothing and locks nothing: however it ends, the run goes on. Ctrl-C is its usual end, and no error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.cli.command_result import CommandResult, ended
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.report.outcome import recovery_in_words
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
-from orchestrator.errors import UsageError
+from orchestrator.errors import Interrupted, UsageError
 from orchestrator.provenance.tracking import Store
 
 _LOOK_S = 0.25
@@ -25,16 +25,19 @@ _LOOK_S = 0.25
 
 @dataclass
 class Watched:
-    """The state of a run as it was seen. status: as `runs` has it."""
+    """The state of a run as it was seen."""
 
     run_id: str
-    status: str = "running"
+    status: str = "running"  # as `runs` has it
+    interrupted: bool = False  # whether nobody looked on, by a signal, while the run went on
     steps: int = 0
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
+        if self.interrupted:
+            return Interrupted.exit_code
         return 0 if self.status == "finished" else 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,8 +92,13 @@ def watch(project: Path, name: str, uri: str | None) -> Watched:
             if ended:
                 break
             time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        watched.interrupted = True
     finally:
         display.close()
+    if watched.interrupted:
+        display.say(f"run {past.run_id} goes on without being watched, after step {watched.steps}")
+        return watched
     watched.status = store.find(past.run_id).status.lower()
     display.say(f"run {past.run_id} {_ENDS.get(watched.status, 'has ended')} after step {watched.steps}")
     return watched

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.watch import Tail
-from orchestrator.driver.folders import RunFolder
+from orchestrator.cli.watch import Tail, watch
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.provenance.tracking import Store, Tracker
 from tests.projects import Project
 
 
@@ -50,3 +52,26 @@ def test_a_run_is_watched_to_its_end(digits: Project) -> None:
     planned = digits.run("conf=digits", "plan=true", "output=json")
     assert planned.report["parameters"] == 38378
     assert [each["shards"] for each in planned.report["workers"]] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_ctrl_c_ends_the_view_without_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = project_folder(tmp_path)
+    store = Store(None, folder)
+    with store.usable():
+        tracker = Tracker.create(store, store.experiment("spirals"), "spirals", every_s=60)
+    files = RunFolder(folder, tracker.run_id)
+    files.lease()
+    files.trace.write_text(json.dumps({"step": 6, "loss": (0.5).hex()}) + "\n")
+
+    def pressed(_seconds: float) -> None:
+        raise KeyboardInterrupt("SIGINT")
+
+    monkeypatch.setattr(time, "sleep", pressed)
+    try:
+        seen = watch(tmp_path, tracker.run_id, None)
+    finally:
+        files.release()
+    assert (seen.exit_code, seen.status, seen.interrupted, seen.steps) == (130, "running", True, 7)
+    assert f"run {tracker.run_id} goes on without being watched, after step 7" in capsys.readouterr().err
