@@ -60,10 +60,19 @@ def write(file: Path, found: Found) -> str:
             opened.write(as_yaml(values, found.said, found.notes))
     except OSError as error:
         raise UsageError(
-            f"new: {file} cannot be made: {error.strerror}", "choose another name", code="project.not-written"
+            f"new: {file} cannot be made: {error.strerror}", _remedy(error, file), code="project.not-written"
         ) from None
     lacking = f"  it lacks {' and '.join(missing)}: add them, or name their folders in from=, too\n" if missing else ""
     return f"{file} has what was found; look at it, and try it:\n{lacking}  python -m orchestrator conf={file.stem} plan=true"
+
+
+def _remedy(error: OSError, wanted: Path) -> str:
+    """Another name helps only where the name is the trouble."""
+    if os.path.lexists(wanted):
+        return "choose another name"
+    if isinstance(error, FileExistsError):
+        return f"{wanted.parent} is no folder; move it away"
+    return f"make {wanted.parent} a folder in which you may write, or type this in another folder"
 
 
 def as_yaml(values: Mapping[KeyPath, Any], said: Mapping[KeyPath, str], notes: Sequence[str]) -> str:
@@ -109,7 +118,7 @@ def make(folder: Path, name: str) -> str:
         folder.mkdir()
     except OSError as error:
         raise UsageError(
-            f"new: {folder} cannot be made: {error.strerror}", "choose another name", code="project.not-made"
+            f"new: {folder} cannot be made: {error.strerror}", _remedy(error, folder), code="project.not-made"
         ) from None
     try:
         committed = _fill(folder, name, is_within=is_within)

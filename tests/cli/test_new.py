@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from orchestrator.cli import new
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_table import the_command
+from orchestrator.cli.origins import Found, with_defaults
 from orchestrator.cli.template import FILES
 from orchestrator.config.settings import load
 from orchestrator.pipeline import Pipeline
@@ -136,6 +138,28 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with refused("project.not-made"):
         new.make(tmp_path / "there", "there")
+
+
+def test_another_name_is_advised_only_where_the_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "conf").write_text("a file")
+    with refused("project.not-made") as told:
+        new.make(tmp_path / "there", "there")
+    assert told.value.remedy == "choose another name"
+    with refused("project.not-written") as told:
+        new.write(tmp_path / "conf" / "arms.yaml", with_defaults(Found({})))
+    assert told.value.remedy == f"{tmp_path / 'conf'} is no folder; move it away"
+
+    def denied(*_arguments: object, **_more: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with refused("project.not-made", "Permission denied") as told:
+        new.make(tmp_path / "arms", "arms")
+    assert str(told.value.remedy).startswith(f"make {tmp_path} a folder in which you may write")
+    with refused("project.not-written", "Permission denied") as told:
+        new.write(tmp_path / "other" / "arms.yaml", with_defaults(Found({})))
+    assert str(told.value.remedy).startswith(f"make {tmp_path / 'other'} a folder in which you may write")
 
 
 @pytest.mark.long
