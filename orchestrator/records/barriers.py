@@ -55,8 +55,14 @@ def digest(barriers: Iterable[Barrier]) -> str:
     return hashed.hexdigest()
 
 
-def check(barriers: Sequence[Any], shards: int | None = None) -> None:
+def check(barriers: Iterable[Any], shards: int | None = None) -> None:
     """Raises ValueError that says which rest cannot be, and why. shards: of the run, where that is known."""
+    for _ in checked(barriers, shards):
+        pass
+
+
+def checked(barriers: Iterable[Any], shards: int | None = None) -> Iterator[Any]:
+    """The same, one after the other. Raises ValueError as `check`."""
     clocks, steps = None, 0
     for number, barrier in enumerate(barriers):
         problem = _malformed(barrier, number)
@@ -68,6 +74,7 @@ def check(barriers: Sequence[Any], shards: int | None = None) -> None:
         if problem is not None:
             raise ValueError(f"rest {number}: {problem}")
         clocks, steps = tuple(barrier["clocks"]), barrier["steps"]
+        yield barrier
 
 
 def async_phases(barriers: Iterable[Barrier]) -> Iterator[AsyncPhase]:

@@ -8,12 +8,15 @@ Source: optuna's journal storage.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from orchestrator.records import bounded_json
 
 
 class LineFile:
@@ -85,9 +88,20 @@ def read(path: Path, holding: bytes = b"") -> Iterator[dict[str, Any]]:
     """The whole lines of the file, in order. holding: only those with these bytes, which is faster to see than to parse. Raises
     ValueError for one that is no JSON any more."""
     with path.open("rb") as file:  # a torn line may end within a character
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_bounded(file), 1):
             if holding in line and line.endswith(b"\n"):
                 yield _parsed(line, number)
+
+
+def _bounded(file: IO[bytes]) -> Iterator[bytes]:
+    """Its lines. One without end, of somebody else, would take all memory. Raises ValueError."""
+    for number in itertools.count(1):
+        line = file.readline(bounded_json.MOST_BYTES)
+        if len(line) == bounded_json.MOST_BYTES:
+            raise ValueError(f"line {number} is longer than any that is written")
+        if not line:
+            return
+        yield line
 
 
 def written(path: Path) -> Iterator[dict[str, Any]]:
@@ -98,7 +112,7 @@ def written(path: Path) -> Iterator[dict[str, Any]]:
 
 def _parsed(line: bytes, number: int) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(line)
+        found: dict[str, Any] = bounded_json.parsed(line)
     except ValueError:
         raise ValueError(f"line {number} is not what was written") from None
     return found
@@ -106,8 +120,13 @@ def _parsed(line: bytes, number: int) -> dict[str, Any]:
 
 def raw(path: Path) -> list[bytes]:
     """The whole lines of the file as they stand there, without their ends."""
+    return list(each_raw(path))
+
+
+def each_raw(path: Path) -> Iterator[bytes]:
+    """The same, one after the other. Raises ValueError for one without end."""
     with path.open("rb") as file:
-        return [line[:-1] for line in file if line.endswith(b"\n")]
+        yield from (line[:-1] for line in _bounded(file) if line.endswith(b"\n"))
 
 
 def cut(path: Path, lines: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ Source: RFC 6962, section 2.1. Pure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _LEAF, _NODE = b"\x00", b"\x01"
 _EMPTY = hashlib.sha256().digest()
@@ -22,9 +22,23 @@ def leaf(line: bytes) -> bytes:
     return hashlib.sha256(_LEAF + line).digest()
 
 
-def head(leaves: Sequence[bytes]) -> str:
-    """The head of the Merkle tree over these leaves. leaves: hashes of lines."""
-    return f"{len(leaves)}:{(_tree(leaves) if leaves else _EMPTY).hex()}"
+def head(leaves: Iterable[bytes]) -> str:
+    """The head of the Merkle tree over these leaves, of which few hashes are kept at a time. leaves: hashes of lines."""
+    count, whole = 0, list[bytes]()  # roots of the largest complete trees, from left to right
+    for each in leaves:
+        count += 1
+        whole.append(each)
+        for _ in range((count & -count).bit_length() - 1):
+            _join(whole)
+    while len(whole) > 1:
+        _join(whole)
+    return f"{count}:{(whole[0] if whole else _EMPTY).hex()}"
+
+
+def _join(roots: list[bytes]) -> None:
+    """The last two become one."""
+    right = roots.pop()
+    roots[-1] = _node(roots[-1], right)
 
 
 def parsed(told: str) -> tuple[int, bytes]:

@@ -124,6 +124,18 @@ def test_a_bomb_is_refused_before_it_is_unpacked(
         checkout.restore(bundle, kept / "code")
 
 
+@pytest.mark.parametrize("made", thinned([files_without_end, folders_without_end, bytes_without_end], 2))
+@pytest.mark.long
+def test_a_bomb_is_refused_before_it_is_compared(
+    stranger: Path, kept: Path, tmp_path: Path, made: Callable[[Path], str]
+) -> None:
+    """`compare=` asks for no trust, since it executes nothing."""
+    own = bundle_of(stranger, 'Project: "."\n', kept / "own.bundle")
+    bundle = bundle_of(stranger, 'Project: "."\n', tmp_path / "sent.bundle", made(stranger))
+    with refused("git.no-room"):
+        changes.changes(own, bundle)
+
+
 @pytest.mark.parametrize("name", [".git/hooks/post-checkout", ".git/config"])
 def test_gits_own_files_are_not_in_the_tree(stranger: Path, kept: Path, tmp_path: Path, name: str) -> None:
     """Such a tree is made without git, which refuses to."""

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError
+from orchestrator.provenance.crates import archive as archive_
 from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import packages
 from orchestrator.provenance.tracking import Past
+from orchestrator.records import lines
 from tests.attacks import strangers
 from tests.attacks.strangers import NODE, SETTINGS
 from tests.products import thinned
@@ -128,6 +131,66 @@ def test_settings_that_grow_when_they_are_read_are_refused(tmp_path: Path, bomb:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-300:]
     assert "the configuration is wrong" in done.stdout
+
+
+HUGE = {  # file of the crate -> how it begins, and what is repeated to 100 MiB
+    statement.FILE: (b"[", b"{},"),
+    "ro-crate-metadata.json": (b"[", b"{},"),
+    "run.json": (b"[", b"{},"),
+    "record/code.json": (b"[", b"{},"),
+    "record/trace.jsonl": (b"", b"\n"),
+}
+
+
+def sent_huge(folder: Path, name: str, begins: bytes, repeated: bytes) -> Path:
+    """A crate of some hundred kB, of which one file takes gigabytes once it is parsed. Its statement is right."""
+    huge, target = folder / "huge", folder / "sent.zip"
+    with huge.open("wb") as file:
+        file.write(begins)
+        for _ in range(100):
+            file.write(repeated * ((1 << 20) // len(repeated)))
+    strangers.sent(target, strangers.record())
+    with zipfile.ZipFile(target) as archive:
+        files: dict[str, Any] = {each: archive.read(each) for each in archive.namelist()} | {name: huge}
+    if name != statement.FILE:
+        hashes = {
+            each: hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+            for each, content in files.items()
+            if each != statement.FILE
+        }
+        files[statement.FILE] = statement.envelope(statement.payload(hashes, {}), None)
+    target.unlink()
+    archive_.write(files, target)
+    assert target.stat().st_size < 1 << 20
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", thinned(HUGE, 5))
+def test_a_crate_that_grows_when_it_is_read_is_refused(tmp_path: Path, name: str) -> None:
+    """In a process of its own, and in 1 GB of memory."""
+    target = sent_huge(tmp_path, name, *HUGE[name])
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
+        "from orchestrator.errors import NotRerunnable\nfrom orchestrator.experiments.rerun.run import RerunRequest, rerun\n"
+        f"try:\n    rerun({str(target)!r}, [], None, RerunRequest())\nexcept NotRerunnable as error:\n    print(error.codes)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-300:]
+    assert "crate." in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", [b'{"step": 0}', b"[" + b"{}," * (30 << 20) + b"{}]\n"])
+def test_a_line_that_grows_when_it_is_read_is_damage(tmp_path: Path, content: bytes) -> None:
+    """A torn last line is none."""
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(content)
+    if content.endswith(b"\n"):
+        with pytest.raises(ValueError, match="line 1"):
+            list(lines.read(path))
+    else:
+        assert list(lines.read(path)) == []
 
 
 CYCLES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.provenance.tracking import Past, Store
-from orchestrator.records import barriers, lines
+from orchestrator.records import barriers, bounded_json, lines
 from orchestrator.records.comparison import LISTING, Run
 from orchestrator.records.identity import same
 from orchestrator.records.input_audit import InputAudit
@@ -134,15 +133,11 @@ class Recorded:
 
     def _require_whole(self) -> None:
         """Raises NotRerunnable for an incomplete record, with which no comparison can be called exact."""
-        steps, found = self.past.steps or 0, self.held.begin.step + len(self.trace())
+        steps, found = self.past.steps or 0, self.held.begin.step + sum(1 for _ in self._steps())
         if self.past.status == "FINISHED" and found < steps:
             raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
-        barriers_read = self.barriers()
-        if (
-            barriers_read is not None
-            and self.past.status == "FINISHED"
-            and (not barriers_read or barriers_read[-1]["steps"] < steps)
-        ):
+        reached = max((each["steps"] for each in self._rests()), default=-1) if self._is_asynchronous else steps
+        if self.past.status == "FINISHED" and reached < steps:
             raise _damaged(self.files.barriers, f"it ends before step {steps}")
         if not self.environments:
             raise _damaged(self.files.environment, "it tells of no node")
@@ -183,25 +178,29 @@ class Recorded:
 
     def trace(self) -> list[dict[str, Any]]:
         """The lines of the trace. Raises NotRerunnable for a damaged one."""
+        return list(self._steps())
+
+    def _steps(self) -> Iterator[dict[str, Any]]:
+        """The same, one after the other."""
         try:
-            found = list(lines.written(self.files.trace))
+            for line in lines.written(self.files.trace):
+                if not (isinstance(line, dict) and "step" in line):
+                    raise _damaged(self.files.trace, "not every line is a step")
+                yield line
         except ValueError as error:
             raise _damaged(self.files.trace, str(error)) from None
-        if not all(isinstance(line, dict) and "step" in line for line in found):
-            raise _damaged(self.files.trace, "not every line is a step")
-        return found
 
     def barriers(self) -> list[dict[str, Any]] | None:
         """The records of the sync barriers of an asynchronous run, as far as there are any; None of a run in lockstep. Raises
         NotRerunnable for damaged ones."""
-        if not self._is_asynchronous:
-            return None
+        return list(self._rests()) if self._is_asynchronous else None
+
+    def _rests(self) -> Iterator[dict[str, Any]]:
+        """The same, one after the other."""
         try:
-            found = list(lines.written(self.files.barriers))
-            barriers.check(found)
+            yield from barriers.checked(lines.written(self.files.barriers))
         except ValueError as error:
             raise _damaged(self.files.barriers, str(error)) from None
-        return found
 
     @property
     def _is_asynchronous(self) -> bool:
@@ -261,7 +260,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = bounded_json.read(path)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
     if not isinstance(found, dict):

@@ -63,7 +63,8 @@ def since(bundle: Path, work: WorkTree) -> list[str]:
 
 
 def open_bundles(repository: Path, *bundles: Path) -> list[str]:
-    """Put the bundles into a new repository; their commits. Raises NotRerunnable for a damaged one."""
+    """Put the bundles into a new repository; their commits. Raises NotRerunnable for a damaged one, and for
+    one whose tree has no end."""
     headers = [checkout.read_header(bundle) for bundle in bundles]
     if len({header.algorithm for header in headers}) > 1:
         raise NotRerunnable(
@@ -77,6 +78,8 @@ def open_bundles(repository: Path, *bundles: Path) -> list[str]:
             checkout.unpack(bundle, repository)
         except git.GitError as error:
             raise NotRerunnable(f"{bundle} is damaged: {error}", checkout.REMEDY, code="git.bundle-damaged") from None
+    for header in headers:
+        checkout.require_room(repository, header.commit)
     return [header.commit for header in headers]
 
 

@@ -190,7 +190,7 @@ def _restore(bundle: Path, root: Path) -> Restored:
     (root / ".git" / "info" / "attributes").write_text(_ATTRIBUTES)
     unpack(bundle, root)
     git.run(root, "update-ref", snapshot.BUNDLE_REF, header.commit, variables=git.ALONE)
-    _require_room(root, header.commit)
+    require_room(root, header.commit)
     git.run(root, "reset", "--quiet", "--hard", variables=git.ALONE)
     fields, _, message = git.run(root, "cat-file", "commit", header.commit, variables=git.ALONE).partition(b"\n\n")
     tree = fields.split(b"\n")[0].removeprefix(b"tree ").decode()
@@ -205,9 +205,9 @@ def _restore(bundle: Path, root: Path) -> Restored:
     return Restored(root, project, tree, header.commit, named.get("Origin"))
 
 
-def _require_room(root: Path, commit: str) -> None:
+def require_room(root: Path, commit: str) -> None:
     """A pack of a few hundred bytes can hold a tree with more files than any disk: the same one below each of its names. Raises
-    NotRerunnable."""
+    NotRerunnable for such a tree, which nobody can write out, list or compare."""
     count, size, free = 0, 0, shutil.disk_usage(root).free
     with git.entries(root, "ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit, variables=git.ALONE) as found:
         for entry in found:

@@ -18,7 +18,7 @@ from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.crates import archive, metadata, statement
 from orchestrator.provenance.crates.archive import Content
 from orchestrator.provenance.crates.statement import Signer
-from orchestrator.records import merkle
+from orchestrator.records import bounded_json, lines, merkle
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -146,7 +146,7 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
 
 def _problems(found: Mapping[str, str], expected: Mapping[str, str], place: Path) -> list[str]:
     """The files that are not as the statement says. A file on which the metadata agree was not changed: the statement was."""
-    listed = metadata.hashes_of((place / metadata.FILE).read_bytes()) if metadata.FILE in found else {}
+    listed = metadata.hashes_of(bounded_json.contents(place / metadata.FILE)) if metadata.FILE in found else {}
     problems = []
     for name in sorted({*found, *expected}):
         was, is_ = expected.get(name), found.get(name)
@@ -169,15 +169,23 @@ def _inside(name: str, folder: str, path: Path) -> str:
 
 
 def _json(content: Content) -> dict[str, Any]:
-    return dict(json.loads(content if isinstance(content, bytes) else content.read_bytes()))
+    """Raises ValueError."""
+    return dict(bounded_json.parsed(content) if isinstance(content, bytes) else bounded_json.read(content))
 
 
 def _head(trace: Content, format_: int) -> str | None:
-    """The root of the Merkle tree of a trace; None in a crate of an older format."""
+    """The root of the Merkle tree of a trace; None in a crate of an older format. Raises ValueError."""
     if format_ < FORMAT:
         return None
-    whole = trace if isinstance(trace, bytes) else trace.read_bytes()
-    return merkle.head([merkle.leaf(line) for line in whole.split(b"\n")[:-1]])
+    whole = trace.split(b"\n")[:-1] if isinstance(trace, bytes) else lines.each_raw(trace)
+    return merkle.head(map(_leaf, whole))
+
+
+def _leaf(line: bytes) -> bytes:
+    """Raises ValueError for what is no line of a trace, of which a crate could hold more than anybody has time to hash."""
+    if not line.startswith(b"{"):
+        raise ValueError("its trace has a line that is no step")
+    return merkle.leaf(line)
 
 
 def _sha256(content: Content) -> str:

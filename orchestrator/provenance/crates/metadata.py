@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from orchestrator.records import bounded_json
+
 FILE = "ro-crate-metadata.json"
 _STATEMENT = "statement.dsse.json"
 _SPECIFICATION = "https://w3id.org/ro/crate/1.1"
@@ -113,7 +115,7 @@ def hashes_of(text: bytes) -> dict[str, str]:
     from urllib.parse import unquote
 
     try:
-        graph = json.loads(text)["@graph"]
+        graph = bounded_json.parsed(text)["@graph"]
         return {unquote(each["@id"]): each["sha256"] for each in graph if "sha256" in each}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

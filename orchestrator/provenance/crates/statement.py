@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NotRerunnable, UsageError
+from orchestrator.records import bounded_json
 from orchestrator.records.identity import canonical
 
 if TYPE_CHECKING:
@@ -131,15 +132,15 @@ def opened(place: Path, trusted: Ed25519PublicKey | None) -> Opened:
     """The statement of the crate in the folder `place`, its form and its signature checked. trusted: whose signature it has to
     bear. Raises NotRerunnable, naming the file that is not what was written."""
     try:
-        text = (place / FILE).read_bytes()
+        text = bounded_json.contents(place / FILE)
     except FileNotFoundError:
         raise NotRerunnable(
             f"there is no {FILE}, so this is no crate of export=", "see docs/sharing.md", code="crate.no-statement"
         ) from None
     try:
-        envelope_ = json.loads(text)
+        envelope_ = bounded_json.parsed(text)
         content = base64.b64decode(envelope_["payload"], validate=True)
-        statement = json.loads(content)
+        statement = bounded_json.parsed(content)
         hashes = {str(each["name"]): str(each["digest"]["sha256"]) for each in statement["subject"]}
         claim, signatures = dict(statement["predicate"]), list(envelope_["signatures"])
         sound = text == _written(envelope_) and content == payload(hashes, claim)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
 _MLFLOWS_OWN = "Default"  # the experiment that it makes in each new store
+_MOST_DIGITS = 18
 _OF_ANY_STAGE = 3  # ViewType.ALL
 USER = "mlflow.user"
 PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
@@ -410,7 +411,7 @@ def _past(row: tables.RunRow) -> Past:
         experiment=row.experiment,
         status=row.status,
         started_ms=row.started_ms,
-        steps=int(tags["steps"]) if "steps" in tags else None,
+        steps=_number(tags.get("steps", "")),
         metrics={names.original(key): infinite(value) for key, value in row.metrics.items()},
         digest=tags.get("digest"),
         best=tags.get(DIGEST_OF_BEST),
@@ -474,9 +475,15 @@ def infinite(value: float) -> float:
 
 def _is_orphan(tags: Mapping[str, str]) -> bool:
     """Whether its driver, on this machine, is gone."""
-    if PID not in tags or tags.get(HOST) != socket.gethostname():
+    process = _number(tags.get(PID, ""))
+    if process is None or tags.get(HOST) != socket.gethostname():
         return False
-    return tags.get(BOOT) != _boot_id() or processes.started(int(tags[PID])) != tags.get(STARTED)
+    return tags.get(BOOT) != _boot_id() or processes.started(process) != tags.get(STARTED)
+
+
+def _number(text: str) -> int | None:
+    """None for a tag that no launch has written, such as one of another user of the store."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def _boot_id() -> str:

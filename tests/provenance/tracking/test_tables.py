@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -123,3 +124,16 @@ def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(
         for name in ("gone", "before")
     )
     assert "killed" in table(store.past())
+
+
+@pytest.mark.parametrize("told", ["", "seven", "-1", "9" * 5000, "\u0663"])
+def test_tags_of_others_that_are_no_numbers_are_none(store: Store, told: str) -> None:
+    """Another user of the store may write any, and the list of runs is there for all."""
+    run_id = store.past()[0].run_id
+    for key in ("steps", PID):
+        store.client.set_tag(run_id, key, told)
+    store.client.set_tag(run_id, HOST, socket.gethostname())
+    store.client.mlflow.update_run(run_id, status="RUNNING")
+    (past,) = (each for each in Store(None, store.folder).past() if each.run_id == run_id)
+    assert (past.steps, past.is_orphan) == (None, False)
+    assert store.mark_orphans(store.client.get_run(run_id).info.experiment_id) == []
