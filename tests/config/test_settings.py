@@ -57,6 +57,12 @@ from tests.comm.topologies.cases import choices
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
+
+
+def there_are(key: str) -> str:
+    return f"(there are {', '.join(TABLES[key])}, or your own as package.module:name)"
+
+
 CLUSTER = ", ".join(
     [
         "address",
@@ -367,7 +373,7 @@ def test_an_option_without_a_value_is_left_to_its_entry() -> None:
     """Recorded settings have every option that any entry of the table has."""
     settings = given_on_command_line("topology={name: tree, arity: null, servers: null}", "schedule.gamma=")
     assert (settings.topology.options, settings.schedule.options) == ({}, {})
-    assert to_dict(settings)["topology"] == {"name": "tree", "arity": None, "servers": None, "between": None}
+    assert to_dict(settings)["topology"] == {"name": "tree", **dict.fromkeys(TOPOLOGIES.known_options())}
     assert set(to_dict(settings)["schedule"]) == {"name", "warmup", "scale", "base_batch", *SCHEDULES.known_options()}
 
 
@@ -474,13 +480,13 @@ WRONG = {
     "through; set local.steps, or data.partition",
     "data.partition={name: dirichlet, alhpa: 1}": "data.partition.alhpa: dirichlet has no alhpa; did you mean alpha?",
     "data.partition={name: dirichlet, alpha: 0}": "data.partition.alpha: must be greater than 0, got 0.0",
-    "data.partition=dirichlett": "data.partition.name: 'dirichlett' is not on offer; did you mean dirichlet? (there are "
-    "shared, iid, contiguous, stratified, dirichlet, pathological, natural, or your own as package.module:name)",
+    "data.partition=dirichlett": "data.partition.name: 'dirichlett' is not on offer; did you mean dirichlet? "
+    + there_are("data.partition"),
     "data.partition.alpha=1": "data.partition.alpha: shared has no alpha; dirichlet has",
     "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name?",
     "data.partition=": "data.partition: has no value; give it keys (name, clients, by, alpha, least, runs) or leave it out",
-    "data.sampling=balance": "data.sampling.name: 'balance' is not on offer; did you mean balanced? (there are uniform, "
-    "balanced, weighted, or your own as package.module:name)",
+    "data.sampling=balance": "data.sampling.name: 'balance' is not on offer; did you mean balanced? "
+    + there_are("data.sampling"),
     "schedule.scale=sqrt": "schedule.scale: sqrt needs schedule.base_batch, the batch size that optimizer.lr was chosen for, "
     "such as schedule.base_batch=64",
     "schedule.base_batch=64": "schedule.base_batch: it counts for schedule.scale=linear or sqrt only; set one of them, or "
@@ -496,23 +502,21 @@ WRONG = {
     "cluster.address=here": "cluster.address: must be of the form host:port, got 'here'",
     "cluster=4": f"cluster: expected keys ({CLUSTER}), got 4",
     "cluster=": f"cluster: has no value; give it keys ({CLUSTER}) or leave it out",
-    "topology=rign": "topology.name: 'rign' is not on offer; did you mean ring? "
-    "(there are ring, tree, parameter_server, peer_to_peer, hierarchical, or your own as package.module:name)",
+    "topology=rign": "topology.name: 'rign' is not on offer; did you mean ring? " + there_are("topology"),
     "topology={name: tree, aritty: 3}": "topology.aritty: tree has no aritty; did you mean arity?",
     "schedule={name: linear, gama: 3}": "schedule.gama: linear has no gama; it has final, end",
     "schedule=steps": "schedule.every: required by schedule=steps",
-    "topology=": "topology: has no value; give it keys (name, arity, servers, between) or leave it out",
+    "topology=": "topology: has no value; give it keys "
+    f"({', '.join(['name', *TOPOLOGIES.known_options()])}) or leave it out",
     "topology.arity=2": "topology.arity: ring has no arity; tree has",
     "topology={name: tree, servers: 2}": "topology.servers: tree has no servers; parameter_server has",
     "topology={name: tree, arity: 0}": "topology.arity: must be at least 1, got 0",
-    "sync=sps": "sync.name: 'sps' is not on offer; did you mean ssp? "
-    "(there are bsp, ssp, asp, bap, gossip, or your own as package.module:name)",
+    "sync=sps": "sync.name: 'sps' is not on offer; did you mean ssp? " + there_are("sync"),
     "sync={name: bap, staleness: 3}": "sync.staleness: bap has no staleness; ssp and asp have",
     "sync={name: ssp, staleness: -1}": "sync.staleness: must be at least 0, got -1",
     "sync={name: gossip, graph: star}": "sync.graph: expected one of ring, exponential, complete, got 'star'",
     "sync.rest_every=5": "sync.rest_every: bsp has no rest_every; it has no options",
-    "compression=zip": "compression.name: 'zip' is not on offer (there are none, quantize, powersgd, topk, or your own as "
-    "package.module:name)",
+    "compression=zip": "compression.name: 'zip' is not on offer " + there_are("compression"),
     "compression.bits=8": "compression.bits: none has no bits; quantize has",
     "compression={name: quantize, bits: 4}": "compression.bits: must be 8 or 16, got 4",
     "reduction=quick": "reduction: expected one of exact, fast, got 'quick'",
@@ -623,8 +627,7 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path, monke
         "command line: run.name: cannot resolve '${nope}': Interpolation key 'nope' not found",
         "a.yaml:1: run.seed: must be at least 0 and below 2**63, got -1",
         "pipeline.target: required; must be of the form package.module:Class",
-        "command line: sync.name: 'lax' is not on offer "
-        "(there are bsp, ssp, asp, bap, gossip, or your own as package.module:name)",
+        "command line: sync.name: 'lax' is not on offer " + there_are("sync"),
         "run.steps or run.epochs: one is required",
         "command line: data.batch_size: 4 rows for 8 shards; a shard computes at least one row: "
         "raise data.batch_size or lower data.shards",
@@ -1005,9 +1008,7 @@ def test_fast_sums_make_the_layout_part_of_the_identity(override: str) -> None:
     assert set(determining(fast)) - set(determining(given_on_command_line())) == {
         "cluster.workers",
         "topology.name",
-        "topology.arity",
-        "topology.servers",
-        "topology.between",
+        *(f"topology.{option}" for option in TOPOLOGIES.known_options()),
     }
 
 
