@@ -44,7 +44,9 @@ class Compared:
     def as_text(self) -> str:
         parts = [f"run a is {self.a}, run b is {self.b}", self.found.as_text()]
         if self.found.first_divergence is not None:
-            parts.append(f"first difference of the traces: {divergence_text(self.found.first_divergence)}")
+            parts.append(
+                f"first difference of the traces: {divergence_text(self.found.first_divergence, comparison.RUNS)}"
+            )
         if self.drift is not None:
             parts.append(self.drift.text)
         if self.picture is not None:

@@ -123,7 +123,7 @@ def tried(call: Call, inputs: Any) -> InvarianceTrial:
     try:
         return _tried(call, inputs)
     except NotByRows as error:
-        return InvarianceTrial(None, "its answers are not one for each row", str(error))
+        return InvarianceTrial(None, "predict() of the pipeline does not give one answer for each row", str(error))
 
 
 def _tried(call: Call, inputs: Any) -> InvarianceTrial:
@@ -233,7 +233,7 @@ def _checked(part: Any, rows: int, named: str = "") -> Any:
     if _has_rows(part) and len(part) == rows:
         return part
     what = f"of shape {tuple(part.shape)}" if hasattr(part, "shape") else f"of type {type(part).__name__}"
-    raise NotByRows(f"to {rows} {'rows' if rows > 1 else 'row'} a part of the answer{named} is {what}")
+    raise NotByRows(f"asked with {rows} {'rows' if rows > 1 else 'row'}, a part of the answer{named} is {what}")
 
 
 def _joined(pieces: Sequence[Any], places: Sequence[int]) -> Any:

@@ -47,6 +47,7 @@ _SURROUNDINGS: tuple[Kind, ...] = ("environment", "package", "hardware")
 _SHARES: tuple[Share, ...] = ("result", "outcome", "execution")
 _HEADINGS = {"result": "determines the result", "outcome": "the outcome", "execution": "only the execution"}
 _WIDTH = 60
+RUNS = ("run a", "run b")
 _OWN = "orchestrator"
 _WHOLE = ("packages_sha256", "conda_sha256")
 
@@ -287,7 +288,12 @@ def _outcome(a: Run, b: Run, parted: Divergence | None) -> Iterator[Difference]:
     if parted is not None:
         name = f"step {parted['step']}"
         yield Difference(
-            "trace", name, parted["expected"], parted["got"], divergence_text(parted).partition(": ")[2], "outcome"
+            "trace",
+            name,
+            parted["expected"],
+            parted["got"],
+            divergence_text(parted, RUNS).partition(": ")[2],
+            "outcome",
         )
     yield from _values("metric", a.get("metrics", {}), b.get("metrics", {}), "outcome")
 

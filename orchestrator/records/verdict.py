@@ -159,12 +159,11 @@ def parting(a: Iterable[Barrier], b: Iterable[Barrier], *, prefix: bool = False)
     return None
 
 
-def divergence_text(divergence: Divergence) -> str:
-    """A divergence in words, losses as decimal numbers."""
+def divergence_text(divergence: Divergence, runs: tuple[str, str] = ("the original", "the rerun")) -> str:
+    """A divergence in words, losses as decimal numbers. runs: the names of the two."""
     values = (divergence["expected"], divergence["got"])
     if None in values:
-        missing = "the rerun has none" if divergence["got"] is None else "the original had none"
-        return f"step {divergence['step']}: {divergence['what']}: {missing}"
+        return f"step {divergence['step']}: {divergence['what']}: {runs[values.index(None)]} has none"
     before, now = (_shown(divergence["what"], str(value)) for value in values)
     return f"step {divergence['step']}: {divergence['what']} was {before}, is {now}"
 

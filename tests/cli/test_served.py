@@ -176,9 +176,9 @@ def test_the_served_endpoint_gives_a_row_the_same_bits_in_every_batch(
 def test_a_model_whose_rows_depend_on_each_other_is_named_when_it_is_logged(project: Project) -> None:
     told = train(project, "rows:Beside", "mlp")
     assert (
-        "note: when it is served, the model answers all at once: the answer to a row depends on the rows beside it"
-        in told
+        "note: when it is served, the model answers a whole request at once: the answer to a row depends on the rows "
+        "beside it" in told
     )
     past = Store(None, project.path / ".orchestrator").past()
     (run_id,) = (each.run_id for each in past if each.settings["pipeline.target"] == "rows:Beside")
-    assert "all at once: the answer to a row depends on" in (project.folder(run_id) / "card.md").read_text()
+    assert "a whole request at once: the answer to a row depends on" in (project.folder(run_id) / "card.md").read_text()

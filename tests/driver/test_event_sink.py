@@ -122,9 +122,13 @@ def test_that_no_row_could_be_tried_is_told_once_at_the_start_and_not_at_the_end
     for member in (1, 0):
         sink.heard(member, None, {"event": "unserved", "why": "w", "detail": "d"})
     journal.close()
-    assert shown == ["note: when it is served, the model answers all at once: w (d)"]
+    assert shown == ["note: when it is served, the model answers a whole request at once: w (d)"]
     assert [event["event"] for event in lines.read(tmp_path / "j")] == ["unserved"]
-    for why, told in (("w", None), (None, None), ("other", "when it is served, the model answers all at once: other")):
+    for why, told in (
+        ("w", None),
+        (None, None),
+        ("other", "when it is served, the model answers a whole request at once: other"),
+    ):
         record.answers = {"rows": None, "why": why, "detail": None}
         assert Record.answering(record) == told
 

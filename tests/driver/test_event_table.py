@@ -276,7 +276,7 @@ EXAMPLES = [
         "unserved",
         {"worker": 1, "why": "w", "detail": "d"},
         {"why": "w", "detail": "d"},
-        ("note: when it is served, the model answers all at once: w (d)",),
+        ("note: when it is served, the model answers a whole request at once: w (d)",),
     ),
     Example("device", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}, ("note: worker 1: w",)),
     Example(

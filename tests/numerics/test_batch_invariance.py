@@ -100,8 +100,8 @@ def test_equal_rows_are_computed_once_and_parts_may_come_in_any_order() -> None:
         (nn.BatchNorm1d(6, track_running_stats=False).eval(), "depends on the rows beside it"),
         (lambda rows: rows / len(rows), "depends on the rows beside it"),
         (lambda rows: rows.argsort(0), "depends on the rows beside it"),
-        (lambda rows: rows.mean(), "not one for each row"),
-        (lambda rows: {"hidden": [rows[None]]}, "not one for each row"),
+        (lambda rows: rows.mean(), "not give one answer for each row"),
+        (lambda rows: {"hidden": [rows[None]]}, "not give one answer for each row"),
         (lambda rows: rows + torch.randn(()), "others each time"),
     ],
 )

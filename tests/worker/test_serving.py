@@ -368,7 +368,7 @@ def test_a_part_of_an_answer_that_has_no_rows_is_named() -> None:
             return {"scores": model(inputs), "cache": object()}
 
     found = tried(nn.Linear(2, 2), torch.ones(12, 2), Keeping())
-    assert (found.rows, found.detail) == (None, "to 12 rows a part of the answer (cache) is of type object")
+    assert (found.rows, found.detail) == (None, "asked with 12 rows, a part of the answer (cache) is of type object")
 
 
 @pytest.mark.long

@@ -16,8 +16,8 @@ from orchestrator.errors import coded
 _BATCHES = "any worker may compute any batch, more than once: do it in training_step, from the batch alone"
 _AFTER = "do it in on_validation_epoch_end, which has a copy of the model, or after the run"
 _EPOCHS = (
-    "an epoch is no boundary of a run: let what depends on self.current_epoch be computed in training_step, and numbers be "
-    "logged in validation_step"
+    "a run has steps, and no loop over epochs: compute in training_step what depends on self.current_epoch, and log numbers in "
+    "validation_step"
 )
 _GRADIENTS = "gradients are summed over workers before anybody has them"
 # Hooks of the training loop that have no equivalent, and what to do instead.

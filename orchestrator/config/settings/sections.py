@@ -160,7 +160,8 @@ class RunSettings:
         default=1, metadata=result("Threads of torch in each worker; another number gives other bits.", at_least(1))
     )
     precision: Literal["float32", "bfloat16"] = field(
-        default="float32", metadata=result("The type in which products are computed; parameters are float32.")
+        default="float32",
+        metadata=result("The type in which products are computed, by autocast if bfloat16; parameters are float32."),
     )
     arithmetic: Literal["native", "portable"] = field(
         default="native",
@@ -239,15 +240,23 @@ class PipelineSettings:
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
     shards: int = field(
-        default=8, metadata=result("The slices into which every step is divided; at most so many workers.", at_least(1))
+        default=8,
+        metadata=result(
+            "The slices of each batch, one forward and backward pass each; at most so many workers.", at_least(1)
+        ),
     )
     batch_size: Steps = field(
         default=Steps.constant(64),
-        metadata=result("Rows of a whole step, over all shards; `{0: 64, 400: 256}`: from these steps on."),
+        metadata=result(
+            "The global batch size: rows of a step, over all shards; `{0: 64, 400: 256}`: from these steps on."
+        ),
     )
     loaders: int = field(
         default=0,
-        metadata=execution("Processes per worker that fetch batches ahead; 0: the worker fetches them.", at_least(0)),
+        metadata=execution(
+            "Processes per worker that fetch batches ahead, as num_workers of a DataLoader; 0: the worker does.",
+            at_least(0),
+        ),
     )
     cache_gb: float = field(
         default=10.0,
@@ -330,7 +339,8 @@ class ClusterSettings:
     claims: bool | None = field(
         default=None,
         metadata=execution(
-            "Whether a worker that is done claims shards of others on its host; null: where shards keep nothing, in lockstep."
+            "Whether a worker that is done claims shards of others on its host (work stealing); null: in lockstep, where "
+            "shards keep nothing."
         ),
     )
     deal: Literal["measured", "equal"] = field(
@@ -682,7 +692,7 @@ class TrackingSettings:
     )
     also: tuple[str, ...] = field(
         default=(),
-        metadata=execution("Loggers beside MLflow, told by their own packages: tensorboard, wandb.", WRITTEN),
+        metadata=execution("Loggers that get the metrics, too, beside MLflow.", WRITTEN),
     )
     register: str | None = field(
         default=None,

@@ -90,10 +90,7 @@ class DryRun:
             *(f"worker {rank}  {self._of(stage)}{_shards(shards)}" for rank, (stage, shards) in enumerate(self.hosted)),
             *self._memory(),
             *self._claims(),
-            *(
-                f"input     {each['path']}, md5 {each['md5']}, kept by {each['keeper'] or 'nobody'}"
-                for each in self.inputs
-            ),
+            *(f"input     {each['path']}, md5 {each['md5']}, {_kept(each['keeper'])}" for each in self.inputs),
             *(f"note      {note}" for note in self.notes),
         ]
         if self.obstacles:
@@ -116,7 +113,9 @@ class DryRun:
     def _claims(self) -> list[str]:
         if not self.plan.cluster.claims:
             return []
-        return ["claims    a worker that is done computes shards of others on its host, unless shards keep a state"]
+        return [
+            "claims    a worker that is done takes over shards of slower ones on its host, unless shards keep a state"
+        ]
 
     def _rounds(self, workers: int, what: str) -> str:
         topology = self.plan.exchange.topology
@@ -151,6 +150,13 @@ class DryRun:
 
     def _of(self, stage: int) -> str:
         return f"stage {stage}, " if self.plan.cluster.members.stages > 1 else ""
+
+
+def _kept(keeper: str | None) -> str:
+    """The place that can give an input back. keeper: as in `Input`."""
+    return (
+        "neither in DVC nor in git" if keeper is None else f"in {keeper.replace('code', 'git').replace('dvc', 'DVC')}"
+    )
 
 
 def _rows(batch_size: Steps) -> str:

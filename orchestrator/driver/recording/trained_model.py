@@ -29,7 +29,7 @@ def answering(answers: Mapping[str, Any]) -> str:
     """How the model answers when it is served, and why not otherwise, in words."""
     detail = "" if answers["detail"] is None else f" ({answers['detail']})"
     if answers["rows"] is None:
-        return f"all at once: {answers['why']}{detail}"
+        return f"a whole request at once: {answers['why']}{detail}"
     return "row by row" if answers["why"] is None else f"row by row, one at a time: {answers['why']}{detail}"
 
 

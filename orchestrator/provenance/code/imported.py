@@ -205,11 +205,11 @@ def unused(judged: Judgement, work: WorkTree | None) -> list[str]:
     found = sorted({*new, *saved} - used)
     if not found:
         return []
-    them, they_are = ("them", "they are") if found[1:] else ("it", "it is")
+    them, they_are = ("them", "They are") if found[1:] else ("it", "It is")
     return [
-        f"{few(found, _NAMES_SHOWN)}: changed since the commit, and not imported by the pipeline; {they_are} recorded with the "
-        f"code, so each change of {them} is another identity, and equal runs are not compared; list {them} in .gitignore "
-        f"(after git rm --cached, where git knows {them}), or keep {them} elsewhere"
+        f"{few(found, _NAMES_SHOWN)}: new or changed since the commit, and not imported by the pipeline. {they_are} recorded "
+        f"with the code all the same, so runs before and after a change of {them} do not count as equal; to leave {them} out, "
+        f"keep {them} elsewhere, or list {them} in .gitignore (after git rm --cached, where git knows {them})"
     ]
 
 

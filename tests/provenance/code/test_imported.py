@@ -130,7 +130,9 @@ def test_new_code_that_nothing_imports_is_named(project: Path) -> None:
     assert unused(judge([], examine(project)), examine(project)) == []
     (project / "explore.ipynb").write_text('{"cells": []}')
     (note,) = unused(judge([], examine(project)), examine(project))
-    assert note.startswith("explore.ipynb: changed since the commit, and not imported by the pipeline; it is recorded")
+    assert note.startswith(
+        "explore.ipynb: new or changed since the commit, and not imported by the pipeline. It is recorded"
+    )
     assert unused(judge([], None), None) == []
 
 
