@@ -1,6 +1,7 @@
 // A card in software, behind a true build of torch with CUDA: the runtime and the driver, over memory of the host.
 //
-// Streams are queues; what they hold is done when somebody waits for it (CARD=late, the usual) or at once (CARD=early). Recordings
+// Streams are queues; what they hold is done when somebody waits for it (CARD=late, the usual), at once (CARD=early), or by chance, also
+// ahead of other streams that they do not wait for (CARD=mixed). Recordings
 // follow the rules of CUDA 13 on what may be called meanwhile ("Cross-stream Dependencies and Events", "Prohibited and Unhandled
 // Operations" in the CUDA C++ Programming Guide), and a replay does its nodes in any order that their edges allow.
 // It is as strict as a card may be. New memory is full of ones. Kernels that take memory of the host or none end the process, and so do
@@ -193,7 +194,12 @@ void do_everything() { for (Stream* stream : streams()) do_all(stream); }
 void add(Stream* stream, Step step) {
     stream->steps.push_back(std::move(step));
     stream->next++;
-    if (!late() || stream->steps.size() > 5000) do_all(stream);
+    if (!late() || stream->steps.size() > 5000) return do_all(stream);
+    static const bool mixed = getenv("CARD") && !strcmp(getenv("CARD"), "mixed");
+    if (!mixed) return;
+    for (Stream* each : streams()) {
+        if (each->own ? chance() % 50 == 0 : chance() % 2 == 0) do_until(each, each->first + chance() % (each->steps.size() + 1));
+    }
 }
 
 cudaError_t spoilt(const std::shared_ptr<Recording>& recording, cudaError_t error) {
