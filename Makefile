@@ -4,7 +4,7 @@
 # make test-long  that, and products: more layouts, rarer misfortunes, more reruns, many more examples of every law
 # make bench      what it costs beside its peers, as a table in docs/benchmarks/index.md; 20 minutes of a quiet machine
 # make gpu        on a machine with a GPU: its bits, and its times beside plain PyTorch, into docs/benchmarks/gpu.md; 14 minutes, no setup
-# make campaign   faults injected into true runs, and counted (docs/fault-tolerance.md): SEED=1 FAULTS=300
+# make campaign   faults injected into true runs, and counted (docs/benchmarks/faults.md): SEED=1 FAULTS=300
 # make docs       the site, in build/site; fails on a link that leads nowhere
 # make check      lint and types (make lint), and beside them the tests that take milliseconds (make pure)
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from. Demo and data are made by the environment that is
