@@ -131,6 +131,18 @@ def test_a_capture_that_fails_leaves_nothing_half_ended(monkeypatch: pytest.Monk
     assert told.endswith("card.look()): CUDA error: operation not permitted when stream is capturing")
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_capture_that_fails_gives_back_the_memory_of_those_before_it(
+    monkeypatch: pytest.MonkeyPatch, *, ended: bool
+) -> None:
+    """A forward pass of a stage whose backward pass finds no memory would keep its activations as long as the process lives."""
+    card = patched(monkeypatch, ended=ended)
+    with pytest.raises(RuntimeError):
+        CudaRecorder().record(card.launch, card.look, apart=True)
+    assert len(card.graphs) == 2
+    assert set(card.pools.values()) == {0}
+
+
 def test_work_that_looks_at_values_only_outside_of_a_capture_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes another way while it is captured, and what it gives there may be right for the values at hand by chance."""
     card, recorder = patched(monkeypatch), CudaRecorder()
@@ -142,7 +154,9 @@ def test_work_that_looks_at_values_only_outside_of_a_capture_is_not_recorded(mon
     assert told.endswith(" looks at values, but not while it is recorded")
     assert card.waits_are_told == "default"
     assert not card.underway
+    assert set(card.pools.values()) == {0}, "its pool would keep the memory of both passes"
     recorder.record(card.launch)
+    assert set(card.pools.values()) == {0, 1}
 
 
 def test_a_look_of_the_first_pass_alone_is_none_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,10 +111,11 @@ class CudaRecorder:
                 graphs.append(torch.cuda.CUDAGraph())
                 replays.append(self._capture(graphs[-1], pool, work))
             if waits:
-                self._failed += graphs[-1:]
                 raise RuntimeError(f"{waits[0]} looks at values, but not while it is recorded")
         except BaseException:
-            self._failed += graphs[:-1]
+            self._forget(pool)
+            for graph in graphs[: len(replays)]:
+                graph.reset()  # or its pool would keep the memory of passes that are computed eagerly from now on
             raise
         finally:
             torch.cuda.synchronize()
@@ -151,6 +152,10 @@ class CudaRecorder:
             self._pools[of] = torch.cuda.graph_pool_handle()
         return self._pools[of]
 
+    def _forget(self, pool: Any) -> None:
+        """torch refuses a capture in a pool of which no graph is left."""
+        self._pools = {of: each for of, each in self._pools.items() if each != pool}
+
     def _capture(self, graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], None]) -> Callable[[], None]:
         """Returns what does the work again, and holds what it reads."""
         # A pass before may be kept by a cycle. Its nodes for gradients name the stream on which it was computed, and a capture
@@ -178,7 +183,7 @@ class CudaRecorder:
     def _end(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """A graph's hold of its pool may be released only once: here if allocations still go there, else by the graph."""
         self._failed.append(graph)
-        self._pools = {of: each for of, each in self._pools.items() if each != pool}
+        self._forget(pool)
         device = torch.cuda.current_device()
         end, release = getattr(torch._C, "_cuda_endAllocateToPool", None), getattr(torch._C, "_cuda_releasePool", None)
         with suppress(RuntimeError):
