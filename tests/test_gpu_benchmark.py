@@ -498,6 +498,31 @@ def test_what_is_not_there_is_refused_in_one_line(
     assert why in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "total_s", "longer"),
+    [
+        ([], gpu.TIMES_S, 1.0),
+        (["--seconds", "920"], 920.0, 920 / gpu.TIMES_S),
+        (["--seconds", "100"], 100.0, 1.0),
+        (["--only", "llama"], gpu.TIMES_S, 1.0),
+        (["--only", "llama,fast", "--seconds", "580"], 580.0, 580 / (gpu.LOOK_S + 440 + 50)),
+    ],
+)
+def test_the_time_that_is_given_is_for_the_parts_that_are_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: Sequence[str], total_s: float, longer: float
+) -> None:
+    """One part that is chosen alone would stop at its share otherwise, with minutes left."""
+    told: list[tuple[float, float]] = []
+    monkeypatch.setattr(
+        gpu, "perform", lambda _bench, _parts, total_s, longer, _planned_s: told.append((total_s, longer))
+    )
+    monkeypatch.setattr(machine, "look", lambda *_: ("a card", ""))
+    assert main([*arguments, "--keep", str(tmp_path)], TOY) == 0
+    ((given_s, times),) = told
+    assert given_s == total_s
+    assert times == pytest.approx(longer)
+
+
 def all_settings() -> Iterator[dict[str, Any]]:
     """The settings of the runs that are checked, and of those whose step is measured."""
     for case in CASES:

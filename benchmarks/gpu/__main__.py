@@ -117,7 +117,8 @@ def main(arguments: Sequence[str] | None = None, scale: Scale = CARD, total_s: f
         bench.wrong("the card does not tell of itself", trouble)
     usual = CHECKS_S if chosen.check else TIMES_S
     total_s = total_s or chosen.seconds or usual
-    perform(bench, parts, total_s, 1.0 if chosen.only else max(1.0, (chosen.seconds or usual) / usual), LOOK_S)
+    planned_s = LOOK_S + sum(part.share_s for part in parts) if chosen.only else usual
+    perform(bench, parts, total_s, max(1.0, (chosen.seconds or 0.0) / planned_s), LOOK_S)
     today = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y").lstrip("0")
     where = f"{today}, {found}. Beside it: {side_by_side.machine()}. It took {bench.elapsed_s / 60:.1f} minutes."
     print(where)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from orchestrator import pipeline
 from orchestrator.numerics import cuda
 from orchestrator.worker.model import shard_graphs
+from orchestrator.worker.model.held_memory import HoldMemory, hold_memory
 from orchestrator.worker.model.shard_graphs import CudaRecorder
 from tests.worker import captures
 from tests.worker.captures import CAPTURE, patched
@@ -68,6 +71,24 @@ def test_what_a_recording_reads_is_held_though_its_code_lets_it_go(
     assert made[-1]() is None
     del repeating
     assert read[-1]() is None
+
+
+def test_no_recording_imports_the_compiler_that_nobody_uses() -> None:
+    """It takes 1.5 s of a processor, in each worker."""
+    with hold_memory() as held:  # here it may be imported
+        torch.ones(3) * 2
+    assert isinstance(held, HoldMemory)
+    lines = [
+        "import sys, torch",
+        "from orchestrator.worker.model.held_memory import hold_memory",
+        "with hold_memory(): torch.ones(3) * 2",
+        "before = 'torch._dynamo' in sys.modules",
+        "import torch._dynamo",
+        "with hold_memory() as held: torch.ones(3) * 2",
+        "print(before, torch._dynamo.is_compiling(), len(held._made) > 0)",
+    ]
+    found = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert (found.stdout, found.stderr) == ("False False True\n", "")
 
 
 def test_works_in_turn_draw_from_states_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ allocator gives the memory of the first one to others, or back to the device, an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,10 @@ class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Has torch call compiled code as if this mode were not active."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes a second and a half within the first recording
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         for address, storage in _memory((args, given)):
@@ -37,6 +42,22 @@ class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*args, **given)
         self._made |= {address for address, _ in _memory(found) if address not in self._before}
         return found
+
+
+class _BesideCompiler(HoldMemory):  # type: ignore[no-untyped-call]
+    """The same where torch's compiler is there, which would look at each call of it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def hold_memory() -> HoldMemory:
+    """One for a recording that begins now."""
+    return (_BesideCompiler if "torch._dynamo" in sys.modules else HoldMemory)()
 
 
 def _memory(found: Any) -> Iterator[tuple[int, torch.UntypedStorage]]:

@@ -34,7 +34,7 @@ from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.staging import Arriving, Staging
 from orchestrator.pipeline import is_own, is_users
 from orchestrator.worker.model.batch_place import BatchPlace
-from orchestrator.worker.model.held_memory import HoldMemory
+from orchestrator.worker.model.held_memory import HoldMemory, hold_memory
 from orchestrator.worker.model.replica import Replica
 
 _MOST: Final = 4  # shapes; each recording keeps gradients of its own
@@ -162,7 +162,7 @@ class CudaRecorder:
         # that meets them fails.
         gc.collect()
         torch.cuda.synchronize()
-        current, held = torch.cuda.current_stream(), HoldMemory()
+        current, held = torch.cuda.current_stream(), hold_memory()
         try:
             # Other threads of this process may copy or allocate meanwhile, as a checkpoint's does.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"), held:

@@ -235,6 +235,8 @@ class StageGraphs:
             replica.continue_shard(buffers)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
+        if not self._goes:
+            self._recorder.give_back()  # what recordings had that are gone: others share the device
 
     def _learn(self, key: Any, example: Example, step: int, under_way: int) -> None:
         if key not in self._shapes:

@@ -243,6 +243,20 @@ def test_what_was_given_up_is_computed_eagerly_from_the_next_step_on() -> None:
     assert len(told) == 1
 
 
+def test_memory_of_recordings_that_are_of_no_use_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that has none for all of them holds what others of the card need, and computes eagerly."""
+    stage: Any = SimpleNamespace(parameters={})
+    replica: Any = SimpleNamespace(buffers=list, continue_shard=lambda _: None)
+    recorder, nothing = Retracer(), torch.empty(0)
+    graphs = stage_graphs.StageGraphs(recorder, stage, replica, staging.Direct(), lambda _: None)
+    example: Any = nothing
+    for why, given_back in (("", 0), ("no memory", 1)):
+        monkeypatch.setattr(graphs, "_learn", lambda *_, why=why: graphs._give_up(why) if why else None)
+        graphs._examples = {"of one shape": example}
+        graphs.learn(0, 1)
+        assert recorder.given_back == given_back
+
+
 class Exploding(pipelines.Mlp):
     """The loss of one sample is infinite, in a step that has recordings."""
 
