@@ -27,12 +27,12 @@ _LOOK_S = 0.25
 class Watched:
     """The state of a run as it was seen."""
 
-    run_id: str
+    run_id: str  # of that run
     status: str = "running"  # as `runs` has it
     interrupted: bool = False  # whether nobody looked on, by a signal, while the run went on
-    steps: int = 0
-    loss: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    steps: int = 0  # completed
+    loss: float | None = None  # of the last of these; None before the first
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
 
     @property
     def exit_code(self) -> int:

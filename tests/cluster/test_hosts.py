@@ -54,6 +54,29 @@ def test_workers_that_come_later_to_a_host_without_the_project_work_in_a_copy(di
     assert not run.journal("worker_lost")
 
 
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+def test_a_host_that_joins_after_an_edit_gets_what_the_run_began_with(digits: Project) -> None:
+    undisturbed = alone(digits, "digits", *ENDLESS[1:])
+    edited = digits.path / "pipelines" / "digits.py"
+    before = edited.read_text()
+    with some_hosts(hidden=digits.path) as hosts:
+        hosts.lose_last()
+        project = replace(digits, variables=hosts.access, before=hosts.inside)
+        run = WatchedRun(project, *ENDLESS, f"cluster.address={hosts.address}", "cluster.workers={min: 1, max: 4}")
+        run.wait_for_steps(10)
+        edited.write_text(before.replace("/ 16", "/ 8"))
+        try:
+            hosts.join()
+            run.wait(lambda: any(len(set(each["nodes"])) == 2 for each in run.journal("generation_started")) or None)
+        finally:
+            edited.write_text(before)
+        done = run.end()
+    assert_as_alone(project, done, undisturbed)
+    assert "note: pipelines/digits.py changed since the run began; workers that start from now on have what" in done.err
+
+
 ENDLESS = ("conf=digits", "run.steps=2000", "evaluation.every=500", "checkpoint.every=null", "output=json")
 
 
