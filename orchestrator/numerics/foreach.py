@@ -11,8 +11,11 @@ from typing import Final
 import torch
 
 _Call = Callable[..., Sequence[torch.Tensor]]
-# CUDA has no kernel for lists of these.
-_ONE_BY_ONE: Final = frozenset((torch.uint16, torch.uint32, torch.uint64))
+# On CUDA torch has kernels that copy lists of these, and refuses lists of others, such as torch.uint16 and torch.complex32.
+_IN_ONE_CALL: Final = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float16)
+    + (torch.float32, torch.float64, torch.complex64, torch.complex128)
+)
 _COPY: _Call | None = getattr(torch, "_foreach_copy_", None)
 _PRODUCTS: _Call | None = getattr(torch, "_foreach_mul", None)
 _SUMS: _Call | None = getattr(torch, "_foreach_add", None)
@@ -26,7 +29,7 @@ def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
         for kind in kinds:
             own = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == kind]
             copy([target for target, _ in own], [source for _, source in own])
-    elif _COPY is not None and kinds and not kinds.keys() & _ONE_BY_ONE:
+    elif _COPY is not None and kinds and kinds.keys() <= _IN_ONE_CALL:
         _COPY(targets, sources)
     else:
         for target, source in zip(targets, sources, strict=True):

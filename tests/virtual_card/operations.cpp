@@ -197,7 +197,7 @@ void has_types(const c10::OperatorHandle& op, const Values& given) {
     for (const IValue& value : given)
         if (value.isTensorList())
             for (const Tensor& each : value.toTensorVector())
-                TORCH_CHECK_NOT_IMPLEMENTED(!at::isBarebonesUnsignedType(each.scalar_type()), op.operator_name().name, " not implemented for '", each.scalar_type(), "'");
+                TORCH_CHECK_NOT_IMPLEMENTED(!at::isBarebonesUnsignedType(each.scalar_type()) && each.scalar_type() != at::kComplexHalf, op.operator_name().name, " not implemented for '", each.scalar_type(), "'");
 }
 void repeats(const c10::OperatorHandle& op, const Values& given) {
     const auto& name = op.operator_name();
