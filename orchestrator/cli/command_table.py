@@ -387,9 +387,9 @@ _ALL = (
                 "conf/NAME.yaml and a test; it trains at once"
             ),
             "from=ORIGIN,...": (
-                "with new: only write conf/NAME.yaml, of what there is: a class (my_module:LitModel, with the data module "
-                "beside it), a JSON file of transformers' TrainingArguments, the folder of a model, the folder of a saved data "
-                "set; devices=N: on how many that was used"
+                "with new: only write conf/NAME.yaml, of what there is: a class (my_module:LitModel; its data module "
+                "stands beside it, or is named after it), a JSON file of transformers' TrainingArguments, the folder of a "
+                "model, the folder of a saved data set; devices=N: on how many that was used"
             ),
         },
         brief="make a project to start from, in the folder NAME",

@@ -54,6 +54,7 @@ def write(file: Path, found: Found) -> str:
     values = {**_USUAL, **found.values}
     is_trainer = ("pipeline", "args", "training") in {path[:3] for path in values}
     missing = [".".join(path) for path in _NEEDED if is_trainer and path not in values]
+    missing += [] if values["pipeline", "target"] else ["pipeline.target"]
     try:
         file.parent.mkdir(exist_ok=True)
         with file.open("x", encoding="utf-8") as opened:
@@ -62,7 +63,7 @@ def write(file: Path, found: Found) -> str:
         raise UsageError(
             f"new: {file} cannot be made: {error.strerror}", _remedy(error, file), code="project.not-written"
         ) from None
-    lacking = f"  it lacks {' and '.join(missing)}: add them, or name their folders in from=, too\n" if missing else ""
+    lacking = f"  it lacks {' and '.join(missing)}: add them, or name where they are in from=, too\n" if missing else ""
     return f"{file} has what was found; look at it, and try it:\n{lacking}  python -m orchestrator conf={file.stem} plan=true"
 
 

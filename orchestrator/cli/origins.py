@@ -27,7 +27,8 @@ from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.pipeline import Pipeline, defines
 
 _TRAINABLE = "orchestrator.adapters.transformers:Trainable"
-_MODEL, _DATA = ("pipeline", "args", "model"), ("pipeline", "args", "data")
+_TARGET, _MODEL, _DATA = ("pipeline", "target"), ("pipeline", "args", "model"), ("pipeline", "args", "data")
+_UNFIT = "Does not fit: "
 _FEW_STEPS = 64  # for which schedules are looked at
 _NOTES = (
     "A step is divided into data.shards parts, which are computed one by one: 1 computes a batch at once, as Trainer does",
@@ -44,12 +45,23 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
-        """Take the other's in, too; lists are joined."""
+        """Take the other's in, too; lists are joined, and a data module takes the place of another one. Raises UsageError for
+        two targets."""
+        targets = [each.values.get(_TARGET) for each in (self, other)]
+        if None not in targets and targets[0] != targets[1]:
+            raise UsageError(
+                f"new: from={targets[0]},{targets[1]}: a run has one target",
+                "name one class of a model; a data module of Lightning may stand beside it",
+                code="project.two-targets",
+            )
+        if ("pipeline", "data") in other.values:
+            self.values = {path: value for path, value in self.values.items() if path[:2] != ("pipeline", "data_args")}
+            self.notes = [each for each in self.notes if not each.startswith(f"{_UNFIT}pipeline.data:")]
         for path, value in other.values.items():
             known = self.values.get(path)
             self.values[path] = [*known, *value] if isinstance(known, list) else value
-        self.said |= other.said
-        self.notes += other.notes
+        self.said = {path: each for path, each in self.said.items() if path not in other.values} | other.said
+        self.notes += [each for each in other.notes if each not in self.notes]
 
 
 def read(entry: str, devices: int) -> Found:
@@ -112,13 +124,18 @@ def _data(entry: str, _: int) -> Found:
 def _class(entry: str, devices: int) -> Found:
     """A class of the user: a pipeline, or a module of Lightning with the data module beside it."""
     kind = import_string.find("from", entry, "class")
-    values: dict[KeyPath, Any] = {("pipeline", "target"): entry}
     said: dict[KeyPath, str] = {}
+    if inspect.isclass(kind) and any(adapter.takes_data(kind) for adapter in table.ADAPTERS):
+        values: dict[KeyPath, Any] = {("pipeline", "data"): entry}
+        _arguments_of(kind, ("pipeline", "data_args"), values, said)
+        _batch(values, said, devices)
+        return Found(values, said)
+    values = {_TARGET: entry}
     _arguments_of(kind, ("pipeline", "args"), values, said)
     adapter, notes = table.adapter_of(kind), ["The arguments are the defaults of the class.", *_NOTES]
     if adapter is not None:
         _beside(kind, adapter, values, said, devices)
-        notes += [f"Does not fit: {each}" for each in _problems(entry, values)]
+        notes += [f"{_UNFIT}{each}" for each in _problems(entry, values)]
     elif issubclass(kind, Pipeline) and not defines(kind, "optimizer"):
         values |= {("optimizer", "name"): "adamw", ("optimizer", "lr"): 0.001}
         said["optimizer", "name"] = "the class has no optimizer(): name the one that you want"
@@ -168,6 +185,13 @@ def _beside(kind: type, adapter: Adapter, values: dict[KeyPath, Any], said: dict
         _arguments_of(modules[0], ("pipeline", "data_args"), values, said)
         if len(modules) > 1:
             said["pipeline", "data"] = f"also there: {', '.join(each.__name__ for each in modules[1:])}"
+    _batch(values, said, devices)
+    values["gradient", "clip"], said["gradient", "clip"] = None, "gradient_clip_val of the Trainer"
+    values["run", "precision"], said["run", "precision"] = "float32", "bfloat16 for bf16-mixed of the Trainer"
+
+
+def _batch(values: dict[KeyPath, Any], said: dict[KeyPath, str], devices: int) -> None:
+    """The rows of a step, by the default of an argument."""
     key = next((each for each in ("data_args", "args") if ("pipeline", each, "batch_size") in values), None)
     each = None if key is None else values["pipeline", key, "batch_size"]
     path = ("data", "batch_size")
@@ -179,8 +203,6 @@ def _beside(kind: type, adapter: Adapter, values: dict[KeyPath, Any], said: dict
             64,
             "all rows of a step: those of the loader, times devices and accumulate_grad_batches",
         )
-    values["gradient", "clip"], said["gradient", "clip"] = None, "gradient_clip_val of the Trainer"
-    values["run", "precision"], said["run", "precision"] = "float32", "bfloat16 for bf16-mixed of the Trainer"
 
 
 def _names_a_class(entry: str) -> bool:

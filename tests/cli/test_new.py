@@ -218,6 +218,10 @@ class Sentences(LightningDataModule):
     def __init__(self, folder: str = "data", batch_size: int = 16) -> None: ...
 
 
+class Letters(LightningDataModule):
+    def __init__(self, alphabet: str = "abc", batch_size: int = 8) -> None: ...
+
+
 class Own(Pipeline):
     def __init__(self, width: int = 8) -> None: ...
 
@@ -240,6 +244,20 @@ def test_a_class_is_written_with_its_defaults_and_the_data_beside_it(
     assert "16 rows on each of 2 devices" in text
     assert "# Does not fit: pipeline.target: Tagger has no training_step" in text
     assert "# Does not fit: pipeline.data: Sentences has no train_dataloader" in text
+    command("new", "others", f"from={__name__}:Tagger,{__name__}:Letters")
+    text = (tmp_path / "conf" / "others.yaml").read_text()
+    assert text.count("# The arguments are the defaults of the class.") == 1
+    assert "Sentences" not in text
+    assert "also there" not in text
+    found = yaml.safe_load(text)
+    assert found["pipeline"] == {
+        "target": f"{__name__}:Tagger",
+        "args": {"depth": None, "width": 32, "rates": [0.1, 0.2]},
+        "data": f"{__name__}:Letters",
+        "data_args": {"alphabet": "abc", "batch_size": 8},
+    }
+    assert found["data"]["batch_size"] == 8
+    assert "it lacks pipeline.target" in command("new", "alone", f"from={__name__}:Letters")
     command("new", "own", f"from={__name__}:Own")
     assert load(["own"], []).optimizer.name == "adamw"
     assert load(["own"], []).pipeline.args == {"width": 8}
@@ -255,6 +273,8 @@ def test_what_is_no_origin_is_refused_and_so_is_what_means_nothing(
     assert "deepspeed" in str(caught.value)
     with refused("project.origin", "bert"):
         command("new", "tagger", "from=bert")
+    with refused("project.two-targets", "a run has one target"):
+        command("new", "tagger", f"from={__name__}:Tagger,{__name__}:Own")
     assert not (tmp_path / "conf").exists()
 
 
