@@ -158,6 +158,26 @@ class Centring(p.Mlp):
         return super().loss(model, batch)
 
 
+class Reusing(p.Mlp):
+    """A loss in memory that the next micro-batch writes again."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.total = torch.zeros(())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        total = self.total.detach().zero_()
+        total += super().loss(model, batch)
+        return total
+
+
+class ReusingInSteps(Reusing):
+    """The same, and never recorded."""
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override] # noqa: ARG002
+        return super().loss(model, batch)
+
+
 class Seeded(p.Mlp):
     """A loss that follows from the seed of its micro-batch, of which many have one that gives the same."""
 
@@ -228,6 +248,17 @@ def test_a_recording_gives_the_bits_of_eager_passes(
     monkeypatch.undo()
     eager = train(pipeline, **{"steps": 8, "shards": 4, **settings})
     assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
+
+
+@pytest.mark.parametrize("pipeline", [Reusing, ReusingInSteps])
+@pytest.mark.usefixtures("retracer")
+def test_a_loss_at_which_nobody_has_looked_keeps_its_value(
+    monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]
+) -> None:
+    read_late = train(pipeline, steps=4, shards=4)
+    monkeypatch.undo()
+    at_once = train(pipeline, steps=4, shards=4)
+    assert (read_late.trace, read_late.digest) == (at_once.trace, at_once.digest)
 
 
 class Holding(torch.optim.Optimizer):

@@ -223,7 +223,8 @@ class PipelineAdapter:
             except RuntimeError as error:
                 name_line(error, lambda: loss_of(batch))
                 raise
-            return loss.detach(), weight
+            # Someone looks at it after later micro-batches, whose loss the user's code may write into the same memory.
+            return loss.detach() if graphs is None else loss.detach().clone(), weight
 
         def unread(batch: Any) -> Judged:
             loss, weight = loss_and_weight(loss_of(batch), rows, where)
