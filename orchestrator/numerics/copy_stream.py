@@ -49,7 +49,10 @@ class CopyStream:
 
 
 def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor as a copy to the device wants it: from other memory a copy waits for all that the device is to do before."""
+    """The tensor as a copy to the device wants it: from other memory a copy waits for all that the device is to do before.
+    Never the user's own, who may write there again before the device has read it."""
     goes = device.type == "cuda" and tensor.device.type == "cpu" and tensor.layout == torch.strided
     # One that was expanded has several elements in one place, and cannot be written there.
-    return tensor.pin_memory() if goes and torch.ops.aten.is_non_overlapping_and_dense(tensor) else tensor
+    if not goes or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return tensor
+    return (tensor.clone() if tensor.is_pinned() else tensor).pin_memory()

@@ -124,3 +124,23 @@ def test_small_batches_and_those_without_room_are_copied_when_their_turn_comes(
         assert each.nearest() is rows
         assert torch.equal(each.there(), rows)
     assert not ordered.wrong
+
+
+def test_page_locked_memory_of_the_user_is_copied_before_the_device_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's `pin_memory`, which returns a tensor that is page-locked already."""
+    card, plain, own = torch.device("cuda"), torch.zeros(2, 3).T, torch.ones(2, 3).T
+    locked = {own.data_ptr()}
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor if tensor.is_pinned() else tensor.clone()
+        locked.add(found.data_ptr())
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in locked)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    for given in (plain, own):
+        found = copy_stream.page_locked(given, card)
+        assert found.is_pinned()
+        assert found.data_ptr() != given.data_ptr()
+        assert torch.equal(found, given)
+        assert found.stride() == given.stride()
