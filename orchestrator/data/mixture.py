@@ -43,8 +43,11 @@ class Sources:
         return [*self.by_name.values()][number][index - self.first(number)]
 
     @property
-    def file_lengths(self) -> list[int]:
-        """The lengths of all sources' files; a source without files counts as a file."""
+    def file_lengths(self) -> list[int] | None:
+        """The lengths of all sources' files, where any has some; a source without files counts as a file then."""
+        return self._parts() if any(hasattr(source, "file_lengths") for source in self.by_name.values()) else None
+
+    def _parts(self) -> list[int]:
         lengths = [getattr(source, "file_lengths", [len(source)]) for source in self.by_name.values()]
         return [int(length) for each in lengths for length in each]
 
@@ -71,7 +74,7 @@ class Sources:
 
     def spread(self, most: int, files: int) -> list[int]:
         """As `Files.spread`."""
-        return spread(self.file_lengths, most, files)
+        return spread(self._parts(), most, files)
 
     def _elsewhere(self) -> list[tuple[int, Any]]:
         sources = enumerate(self.by_name.values())

@@ -52,8 +52,9 @@ def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS)
         if index:
             sample.read(dataset, index)
     found: dict[str, Any] = {"length": length, "sampled": sample.items, "fields": sample.fields(), **sample.columns()}
-    if spread is not None:
-        found["of_files"] = [min(_FILES, len(dataset.file_lengths)), len(dataset.file_lengths)]
+    files = None if spread is None else dataset.file_lengths
+    if files is not None:
+        found["of_files"] = [min(_FILES, len(files)), len(files)]
     counts, counted = _labels(dataset) or (sample.labels, sample.labelled)
     if counts and counted and (counted == length or sample.labelled == sample.items) and len(counts) <= _MOST_CLASSES:
         found["classes"] = {str(label): counts[label] for label in sorted(counts)}

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from orchestrator import Files, Stream
 from orchestrator.data.files.index import index
+from orchestrator.data.mixture import Sources
 from orchestrator.data.profile import LIMIT, profile
 
 
@@ -204,6 +205,13 @@ def test_of_many_files_few_are_looked_into(tmp_path: Path) -> None:
     assert opened == ["0.jsonl", "2.jsonl", "5.jsonl", "8.jsonl"]
     assert (found["length"], found["of_files"]) == (450, [4, 9])
     assert found["fields"]["x"]["max"] == 8
+    assert profile(Sources({"files": files, "rows": [{"x": 9}]}))["of_files"] == [4, 10]
+
+
+def test_sources_without_files_have_none() -> None:
+    sources = Sources({"a": [1.0, 2.0], "b": [3.0]})
+    assert sources.file_lengths is None
+    assert "of_files" not in profile(sources)
 
 
 def test_nothing_is_taken_of_a_stream() -> None:
