@@ -246,7 +246,7 @@ def _difference_of_noise(dice: random.Random, device: str) -> str | None:
     """The difference of normal numbers that are made of the same secret bits."""
     key, elements = Keys(dice.randbytes(KEY_BYTES)), dice.randint(1, 300_000)
     theirs, ours = (
-        torch.cat([*normal(key.stream("noise"), elements, torch.device(place))]) for place in ("cpu", device)
+        torch.cat([*normal(key.stream("noise"), elements, 2.0**40, torch.device(place))]) for place in ("cpu", device)
     )
     differs = _first(ours, theirs, torch.int64)
     return f"noise: {differs}" if differs else None

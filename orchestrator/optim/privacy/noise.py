@@ -1,12 +1,20 @@
-"""Standard normal numbers from secret bits: the inverse of the normal distribution at uniform numbers of 52 bits.
+"""Normal numbers from secret bits, rounded to integers: the inverse of the normal distribution at uniform numbers.
+
+    two words of 64 bits    a sign, 63 + 48 bits of a probability up to 1/2, 16 bits that decide how it is rounded
+
+Sums are exact, so an observer of one sees the last bit of its noise. If some integers near a number of the noise could not come
+up, whoever knows all other contributions could tell whether a client took part. With 52 bits that was so beyond 4 standard
+deviations. With 111 bits every integer can come up, up to 8 of them for noise of 1000 clipping norms. The bits that decide
+which of the two nearest integers it is keep the chances of neighbouring integers alike.
 
 Everything is made of additions, products, quotients and square roots in float64. Each is an operation of its own, which is
 rounded as IEEE 754 says, so every processor and every GPU has the same numbers. Logarithms of libraries depend on where they
 are computed. On a GPU the operations are torch's. On processors they are numpy's, since torch's square roots are not rounded so
-there. The bits are made by processors, as no key is to lie on a GPU. Tails end at 8.2 standard deviations, which leaves out a
-chance of 2**-52 for each number.
+there. The bits are made by processors, as no key is to lie on a GPU. Tails end at 12.2 standard deviations, which leaves out a
+chance of 2**-112 for each number.
 
-Source: Wichura, "Algorithm AS 241: The percentage points of the normal distribution" (1988), PPND16, relative error 1e-16.
+Source: Mironov, "On significance of the least significant bits for differential privacy" (2012); Wichura, "Algorithm AS 241:
+The percentage points of the normal distribution" (1988), PPND16, relative error 1e-16.
 """
 
 from __future__ import annotations
@@ -19,10 +27,11 @@ import torch
 
 from orchestrator.optim.privacy.keys import Stream
 
-Numbers = Any  # float64: an array of numpy, or a tensor of torch on a device
+Numbers = Any  # an array of numpy, or a tensor of torch on a device; float64 unless it says otherwise
 
 _ON_DEVICE: Final = 1 << 22  # numbers that a device makes at a time
-_BITS: Final = 52
+_WORDS: Final = 2  # of the stream for each number
+_ROUNDING_BITS: Final = 16
 _CENTRAL: Final = 0.425
 _CENTER: Final = (
     (
@@ -94,18 +103,40 @@ _LN2: Final = 0.6931471805599453
 _SERIES: Final = 13  # terms of the series of atanh for arguments up to 1/6, whose next one is below 2**-60
 
 
-def normal(stream: Stream, elements: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Independent standard normal numbers, float64 on the device, in pieces that follow one another."""
+def normal(stream: Stream, elements: int, deviation: float, device: torch.device) -> Iterator[torch.Tensor]:
+    """Independent normal numbers of this standard deviation, each rounded by chance to one of the two integers beside it: int64
+    on the device, in pieces that follow one another."""
     if device.type == "cpu":
-        for _, bits in stream.pieces(elements):
-            uniform = (bits >> numpy.uint64(64 - _BITS)).astype(numpy.float64)
-            yield torch.from_numpy(quantiles((uniform + 0.5) * 2.0**-_BITS))
+        for _, bits in stream.pieces(_WORDS * elements):
+            yield torch.from_numpy(rounded(bits.view(numpy.int64), deviation).astype(numpy.int64))
         return
     for first in range(0, elements, _ON_DEVICE):
-        taken = torch.empty(min(_ON_DEVICE, elements - first), dtype=torch.int64, pin_memory=device.type == "cuda")
+        words = _WORDS * min(_ON_DEVICE, elements - first)
+        taken = torch.empty(words, dtype=torch.int64, pin_memory=device.type == "cuda")
         stream.fill(taken.numpy())
-        whole = (taken.to(device, non_blocking=True) >> 64 - _BITS) & ((1 << _BITS) - 1)  # without the sign
-        yield quantiles((whole.double() + 0.5) * 2.0**-_BITS)
+        yield rounded(taken.to(device, non_blocking=True), deviation).to(torch.int64)
+
+
+def rounded(words: Numbers, deviation: float) -> Numbers:
+    """A whole number, in float64, from each two words (int64)."""
+    of = _library(words)
+    first, second = words[::_WORDS], words[1::_WORDS]
+    size = quantiles(_probabilities(first, second))
+    exact = of.where(first < 0, -size, size) * deviation
+    lowest = second & ((1 << _ROUNDING_BITS) - 1)
+    return of.floor(exact + (_widened(lowest) + 0.5) * 2.0**-_ROUNDING_BITS)
+
+
+def _probabilities(first: Numbers, second: Numbers) -> Numbers:
+    """Above 0, up to 1/2; the smaller, the closer they lie."""
+    low_bits = 64 - _ROUNDING_BITS
+    low = (second >> _ROUNDING_BITS) & ((1 << low_bits) - 1)  # without the sign
+    high = first & ((1 << 63) - 1)
+    return (_widened(high) + (_widened(low) + 0.5) * 2.0**-low_bits) * 2.0**-64
+
+
+def _widened(words: Numbers) -> Numbers:
+    return words.double() if isinstance(words, torch.Tensor) else words.astype(numpy.float64)
 
 
 def quantiles(p: Numbers) -> Numbers:

@@ -97,10 +97,10 @@ class QuantizationGrid:
 
     def add_noise(self, multiplier: float, stream: Stream, total: torch.Tensor) -> None:
         """total += normal numbers with a standard deviation of so many clipping norms, rounded."""
-        scale = multiplier * self.clipping_norm / self.lsb
+        deviation = multiplier * self.clipping_norm / self.lsb
         places = deque(self._place(slot, total) for slot in self._slots if slot.elements)
-        for numbers in noise.normal(stream, sum(map(len, places)), total.device):
-            left = there(numbers.mul_(scale).round_().to(torch.int64), total)
+        for numbers in noise.normal(stream, sum(map(len, places)), deviation, total.device):
+            left = there(numbers, total)
             while len(left):
                 count = min(len(left), len(places[0]))
                 places[0][:count].add_(left[:count])
