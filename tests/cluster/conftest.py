@@ -29,11 +29,12 @@ SHORT = ("conf=digits", "run.steps=12", "evaluation.every=5", "output=json")
 
 @dataclass(frozen=True)
 class Joined:
-    """A running Ray. access: the environment with which a driver may join it."""
+    """A running Ray. access: the environment with which a driver may join it; folder: of its files."""
 
     address: str
     access: dict[str, str]
     process: subprocess.Popen[str]
+    folder: Path
 
     def kill(self, program: str) -> None:
         """The processes of this Ray that run it."""
@@ -128,7 +129,7 @@ def raylets(*sizes: int | str) -> Iterator[Joined]:
         start_new_session=True,
     )
     try:
-        yield Joined(wait_for_line(process, "address ").split()[1], access, process)
+        yield Joined(wait_for_line(process, "address ").split()[1], access, process, folder)
     finally:
         assert process.stdin is not None
         process.stdin.close()

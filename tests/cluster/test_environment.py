@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cluster.actors.members import credentials_of
 from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment, unsuspecting
 from orchestrator.common.tested_versions import Tried
 from orchestrator.numerics.allocator import GROWING, LARGE_PAGES
@@ -114,6 +115,15 @@ def test_workers_get_the_variables_that_are_declared_and_set(monkeypatch: pytest
     monkeypatch.setenv("SCALE", "2")
     monkeypatch.delenv("MODE", raising=False)
     assert of_workers(["SCALE", "MODE"]) == {**of_workers(), "SCALE": "2"}
+
+
+def test_ray_is_given_no_variable_that_holds_a_credential(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALE", "2")
+    monkeypatch.setenv("SERVICE_TOKEN", "a1b2c3d4e5f6a7b8c9")
+    monkeypatch.setenv("DB_PASSWORD", "secret")
+    declared = ["SCALE", "SERVICE_TOKEN", "DB_PASSWORD", "API_KEY"]
+    assert of_workers(declared) == {**of_workers(), "SCALE": "2"}
+    assert credentials_of(declared) == {"SERVICE_TOKEN": "a1b2c3d4e5f6a7b8c9", "DB_PASSWORD": "secret"}
 
 
 @pytest.mark.parametrize("tested", [True, False])

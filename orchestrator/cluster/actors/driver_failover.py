@@ -30,6 +30,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.cluster.ray_calls import unless_gone
+from orchestrator.records import redaction
 
 NAMESPACE = "orchestrator"
 _HEAD = "node:__internal_head__"  # a resource of one node
@@ -185,7 +186,8 @@ def starter(task: FailoverTask) -> Callable[[], Any]:
             raise ValueError("no other node")
         where = NodeAffinitySchedulingStrategy(there, soft=False)
         name = f"standby-{task.run}-{os.getpid()}-{time.monotonic_ns()}"
-        env = {"env_vars": dict(task.variables)}
+        shown = {name: value for name, value in task.variables.items() if not redaction.names_secret(name, value)}
+        env = {"env_vars": shown}  # the task has all
         options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "scheduling_strategy": where}
         return kind.options(**options, runtime_env=env).remote(task)
 

@@ -103,8 +103,8 @@ class MemberActor:
         role: Role,  # worker or server
         member: int,  # its id
         plan: Plan,  # of the run
-        # by which members know each other, and with which they encrypt, where they do
-        secrets: tuple[bytes, Credentials | None],
+        # By which members know each other, and with which they encrypt, where they do. And variables with credentials.
+        secrets: tuple[bytes, Credentials | None, Mapping[str, str]],
         # The folder from which the pipeline is imported, None where Ray has already made a copy the working directory. And
         # folders in it that are searched before the driver's own.
         project: tuple[str | None, tuple[str, ...]],
@@ -116,6 +116,7 @@ class MemberActor:
         phases.began("process of Ray", role)
         disregard_signals()
         _hide_gpus()
+        os.environ.update(secrets[2])
         from orchestrator.worker.member.crash_record import CrashRecord
         from orchestrator.worker.member.heartbeat import Heartbeat
         from orchestrator.worker.member.stack_dump import StackDump
@@ -259,7 +260,7 @@ class MemberActor:
         # Only who may need it is reachable by TCP: a private Ray opens no port.
         by_tcp = self._plan.exchange.between_nodes
         address = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
-        secret, credentials = self._secrets
+        secret, credentials, _ = self._secrets
         refused = lambda line: self._emit({"event": "caller_refused", "why": line})  # noqa: E731
         self._listener = Listener(secret, address, credentials, refused)
         self._regions = SharedRegions()

@@ -12,7 +12,7 @@ import pickle
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -38,6 +38,7 @@ from orchestrator.common import processes
 from orchestrator.config.plan import Plan
 from orchestrator.controller.fault_injection import Fault
 from orchestrator.errors import RunFailed, WorkerLost
+from orchestrator.records import redaction
 from orchestrator.records.stacks import Home
 from orchestrator.worker.member import lasting_memory, stack_dump
 from orchestrator.worker.member.generation import Generation, packed
@@ -106,6 +107,13 @@ class _Member:
     over: bool = False  # dead or killed, with its last activity known
 
 
+def credentials_of(declared: Iterable[str]) -> dict[str, str]:
+    """The declared variables of this process that hold credentials, as their names tell. Actors get them as arguments, since
+    Ray shows the variables that it is given in its logs, and in the command line of a worker that starts."""
+    here = {name: os.environ[name] for name in declared if name in os.environ}
+    return {name: value for name, value in here.items() if redaction.names_secret(name, value)}
+
+
 class _Unanswered(Exception):
     """A member does not answer. The text is what Ray says of its death, if anything."""
 
@@ -125,7 +133,7 @@ class Members:
         self._trouble = trouble
         self._kind: Any = ray.remote(max_restarts=0)(MemberActor)
         self._plan = plan
-        self._secrets = secret, credentials
+        self._secrets = secret, credentials, credentials_of(plan.declared.variables)
         self._driver_handle = driver_handle
         self._outliving = {} if driver_handle is None else _OUTLIVING
         self._here = this_node()

@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.common.tested_versions import RAY
 from orchestrator.numerics.allocator import GROWING, LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT, PORTABLE
+from orchestrator.records import redaction
 
 # Ray's own patience with its head, its agent and the process of a worker, and in what part of a second it is counted.
 _PATIENCE = {
@@ -131,10 +132,11 @@ def _readable_entrypoint() -> contextlib.AbstractContextManager[None]:
 
 def of_workers(declared: Iterable[str] = ()) -> dict[str, str]:
     """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited. declared: those
-    that the pipeline reads."""
+    that the pipeline reads. Ray shows them in its logs and, while a worker starts, in its command line. So those that hold
+    credentials are none of them (`members.credentials_of`)."""
     portable = PORTABLE if all(os.environ.get(name) == value for name, value in PORTABLE.items()) else {}
     return {
         name: os.environ[name]
         for name in (*ENVIRONMENT, *LARGE_PAGES, *GROWING, *portable, *declared)
-        if name in os.environ
+        if name in os.environ and not redaction.names_secret(name, os.environ[name])
     }

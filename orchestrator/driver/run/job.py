@@ -25,7 +25,7 @@ from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cluster.actors import driver_failover
 from orchestrator.cluster.actors.driver_loss import DriverHandle
-from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
+from orchestrator.cluster.actors.members import ActorPlacement, Members, credentials_of, this_node
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import (
     LateWorkspaces,
@@ -426,7 +426,8 @@ class Job:
                 self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {remedy}")
                 return None
         words = [*(each for each in supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
-        variables = environment.of_workers(self.settings.environment.variables)
+        declared = self.settings.environment.variables
+        variables = {**environment.of_workers(declared), **credentials_of(declared)}
         task = driver_failover.FailoverTask(
             run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER
         )
