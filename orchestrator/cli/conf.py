@@ -6,6 +6,7 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, ended_run, reported
 from orchestrator.cluster.sessions import workers
 from orchestrator.config.settings import to_yaml
+from orchestrator.driver.launch.repeated import Repeated
 from orchestrator.experiments import tuning
 from orchestrator.numerics import determinism
 from orchestrator.records import phases
@@ -19,7 +20,7 @@ def run(arguments: Arguments) -> CommandResult:
     if planning:
         from orchestrator.driver.launch.dry_run import dry_run
 
-        return reported(dry_run(arguments.settings, trusted=arguments.flag("trust")), arguments)
+        return reported(dry_run(arguments.settings, _repeated(arguments), trusted=arguments.flag("trust")), arguments)
     try:
         return _launched(arguments)
     finally:
@@ -32,13 +33,17 @@ def _launched(arguments: Arguments) -> CommandResult:
         with determinism.environment_of(settings.run.arithmetic):
             workers.begin(settings.cluster.cpus_per_worker)  # it imports beside this process
     with phases.of("imports"):
-        from orchestrator.driver.launch.launch import Repeated, launch
+        from orchestrator.driver.launch.launch import launch
 
     trusted = arguments.flag("trust")
     settings, where, measured = tuning.decided(settings, arguments.origins, trusted=trusted)
-    repeated = Repeated(
-        arguments.get("replay"), arguments.get("segments"), arguments.get("streams"), arguments.get("sat_out")
-    )
     typed = ["output=json"] if arguments.as_json else []
-    run_id, outcome = launch(settings, where, repeated=repeated, tuning=measured, typed=typed, trusted=trusted)
+    run_id, outcome = launch(
+        settings, where, repeated=_repeated(arguments), tuning=measured, typed=typed, trusted=trusted
+    )
     return ended_run(run_id, outcome, arguments)
+
+
+def _repeated(arguments: Arguments) -> Repeated:
+    given = [arguments.get(name) for name in ("replay", "segments", "streams", "sat_out")]
+    return Repeated(*given)

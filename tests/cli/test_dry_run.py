@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ import torch
 from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages
-from orchestrator.driver.launch.dry_run import DryRun
+from orchestrator.driver.launch.dry_run import DryRun, dry_run
 from orchestrator.driver.launch.memory_plan import planned as memory_planned
 from orchestrator.driver.launch.memory_plan import refuse_crowded_cards, refuse_what_exceeds
+from orchestrator.driver.launch.repeated import Repeated
 from orchestrator.driver.preflight import visible_cards
 from orchestrator.numerics.layout import Layout as SlotLayout
 from orchestrator.provenance.environment.cards import Card, CardsUnknown
+from orchestrator.provenance.tracking.asking import ask
 from orchestrator.worker.model.construction import Rehearsal, rehearse
 from orchestrator.worker.pipeline_parallel.rehearsal import CutRehearsal
 from tests.refusals import refused
@@ -91,6 +95,37 @@ def test_what_cannot_be_cut_is_told_before_anything_is_started() -> None:
     plan = resolve(settings_for(pipelines.Small, Layout(2, stages=2), shards=6))
     with refused("stages.not-cut", "cluster.stages"):
         cut(plan)
+
+
+@pytest.mark.parametrize(
+    ("repeated", "code"),
+    [
+        (Repeated(replay="none"), "replay.no-rests"),
+        (Repeated(segments="none"), "replay.segments"),
+        (Repeated(streams="none"), "replay.no-streams"),
+        (Repeated(sat_out="none"), "replay.sat-out-unreadable"),
+    ],
+)
+@pytest.mark.slow
+def test_a_plan_refuses_records_that_a_launch_refuses(
+    repeated: Repeated, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refused(code, "none"):
+        dry_run(settings_for(pipelines.Small, Layout(1)), repeated)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_plan_asks_for_the_store_and_writes_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    for uri, code in ((address, "mlflow.unusable"), (f"sqlite:///{tmp_path}/none/mlflow.db", "mlflow.no-folder")):
+        with refused(code, uri):
+            ask(uri)
+    ask(None)
+    ask(f"sqlite:///{tmp_path}/mlflow.db")
+    assert list(tmp_path.iterdir()) == []
 
 
 SCENE = """

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
-from orchestrator.driver.launch.launch import _barriers_of
+from orchestrator.driver.launch.repeated import _barriers_of
 from tests.records.test_barriers import RESTS
 from tests.refusals import refused
 

@@ -137,6 +137,17 @@ def test_few_workers_are_told_what_masks_hide(project: Path, tmp_path: Path, wor
     assert len(notes) == (words is not None)
 
 
+def test_a_secret_that_cannot_be_used_is_refused_before_a_launch_makes_one(tmp_path: Path, project: Path) -> None:
+    secret = tmp_path / "s"
+    settings = load([BASE], [f"privacy.secret={secret}"])
+    assert private.unusable(settings) == []
+    assert not secret.exists()
+    secret.write_text("no secret")
+    secret.chmod(0o600)
+    with refused("privacy.secret-unusable", str(secret)):
+        checks.check(settings, project)
+
+
 # --- the secret of a recorded run
 
 MANIFEST = {"initial_parameters": "i", "reference": "r", "samples": 9, "machine": {}, "compute": {}, "steps": 3}

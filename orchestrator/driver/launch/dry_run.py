@@ -17,8 +17,10 @@ from orchestrator.config.settings import Settings
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages
 from orchestrator.driver.launch.memory_plan import planned
 from orchestrator.driver.launch.rehearsal import rehearse
+from orchestrator.driver.launch.repeated import NOTHING, Repeated
 from orchestrator.driver.preflight import begin
 from orchestrator.driver.report.layout import layout
+from orchestrator.provenance.tracking.asking import ask
 from orchestrator.records import input_audit
 from orchestrator.worker.footprint import Needed
 from orchestrator.worker.pipeline_parallel.footprint import preparing_bytes
@@ -168,11 +170,12 @@ def _shards(hosted: tuple[int, ...]) -> str:
     return f"shard {hosted[0]}" if len(hosted) == 1 else f"shards {hosted[0]} to {hosted[-1]}"
 
 
-def dry_run(settings: Settings, *, trusted: bool = False) -> DryRun:
+def dry_run(settings: Settings, repeated: Repeated = NOTHING, *, trusted: bool = False) -> DryRun:
     """Check all that a launch checks. The GPUs may be elsewhere if their memory is given. Raises UsageError and NotRerunnable
     as a launch does."""
     settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
-    found = rehearse(settings, Path.cwd(), cards_elsewhere=settings.cluster.gpu_gb is not None)
+    found = rehearse(settings, Path.cwd(), repeated, cards_elsewhere=settings.cluster.gpu_gb is not None)
+    ask(settings.tracking.uri)
     provenance, built = found.provenance, found.built
     inputs = [{"path": each.path, "md5": each.md5, "keeper": each.keeper} for each in provenance.inputs]
     notes = [*provenance.notes, *built.notes, *input_audit.notes(found.read)]

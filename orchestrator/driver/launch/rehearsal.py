@@ -14,6 +14,7 @@ from orchestrator.config.plan import Declared, Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Settings
 from orchestrator.data import input_auditing
+from orchestrator.driver.launch.repeated import NOTHING, Repeated
 from orchestrator.driver.preflight import checks, crowding
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.records import input_audit, phases
@@ -36,8 +37,11 @@ class Rehearsed:
     read: InputAudit  # what the pipeline read here that nobody declared
 
 
-def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -> Rehearsed:
-    """cards_elsewhere: as for `checks.check`. Raises ConfigurationError, PipelineRaised, and NotRerunnable under `strict`."""
+def rehearse(
+    settings: Settings, project: Path, repeated: Repeated = NOTHING, *, cards_elsewhere: bool = False
+) -> Rehearsed:
+    """All that a launch and a plan refuse. cards_elsewhere: as for `checks.check`. Raises ConfigurationError, PipelineRaised,
+    UsageError, and NotRerunnable under `strict`."""
     declared = Declared(tuple(settings.data.inputs), tuple(settings.environment.variables))
     # The pipeline's module is imported by the checks.
     with _cutting(settings) as cut_of, input_auditing.window(declared) as whole:
@@ -63,7 +67,7 @@ def rehearse(settings: Settings, project: Path, *, cards_elsewhere: bool = False
     read = input_audit.undeclared(input_audit.elsewhere(seen, provenance.is_code), settings.environment.variables)
     if settings.strict and (refusal := input_audit.refusal(read)) is not None:
         raise refusal
-    return Rehearsed(settings, plan, provenance, built, cut, read)
+    return Rehearsed(settings, repeated.planned(plan), provenance, built, cut, read)
 
 
 def with_preparing(plan: Plan, built: Rehearsal) -> Plan:

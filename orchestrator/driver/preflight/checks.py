@@ -369,7 +369,7 @@ def _privacy_problems(settings: Settings, project: Path) -> list[str]:
     if not settings.is_private:
         return []
     missing = [] if accounting.is_installed() else [accounting.MISSING]
-    return [*missing, *private.misplaced(settings, project)]
+    return [*missing, *private.misplaced(settings, project), *private.unusable(settings)]
 
 
 def _unmasked_note(settings: Settings) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -108,6 +109,18 @@ def misplaced(settings: Settings, recorded: Path) -> list[str]:
             f"privacy.secret: {path} lies in {recorded}, which is recorded with the code; put it elsewhere",
         )
     ]
+
+
+def unusable(settings: Settings) -> list[str]:
+    """A secret that is there is read; one that is not there is made by the launch."""
+    path = secret.place(settings.privacy.secret)
+    if not os.path.lexists(path):
+        return []
+    try:
+        secret.read(path)
+    except ConfigurationError as error:
+        return error.with_remedy()
+    return []
 
 
 def unbound(settings: Settings, obstacles: list[str]) -> OrchestratorError | None:

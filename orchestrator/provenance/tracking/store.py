@@ -177,7 +177,7 @@ class Store:
 
     def _opened(self) -> Any:
         """MLflow's own. Raises ConfigurationError."""
-        return _open(self.uri)
+        return client_of(self.uri)
 
     def _locations(self) -> list[str]:
         """The places of the artifacts of all experiments. To be called under the lock."""
@@ -449,7 +449,8 @@ def _silence() -> None:
     )  # it tells of what it raises, with a traceback
 
 
-def _open(uri: str) -> Any:
+def client_of(uri: str) -> Any:
+    """MLflow's own, which has been answered once. Raises ConfigurationError."""
     with lean.importing(), store_errors.usable(uri):
         import mlflow
 

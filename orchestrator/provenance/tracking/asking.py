@@ -1,0 +1,33 @@
+"""Whether a store can be used, asked without writing into it: for a plan, which leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.provenance.tracking.addresses import absolute, database_of, is_server
+from orchestrator.provenance.tracking.health import is_well
+from orchestrator.provenance.tracking.store import client_of
+from orchestrator.records import redaction
+
+
+def ask(uri: str | None) -> None:
+    """Raises ConfigurationError as a launch does. uri: as `tracking.uri` gives it; None for the project's own store. Databases
+    other than SQLite's are not asked: MLflow makes their tables as it opens them."""
+    if uri is None or (is_server(uri) and is_well(uri)):
+        return
+    place = absolute(uri)
+    database = database_of(place)
+    if is_server(uri):
+        client_of(place)
+    elif (
+        database is not None and not str(database).startswith(":") and not os.access(database.parent, os.W_OK | os.X_OK)
+    ):
+        raise ConfigurationError(
+            [
+                f"tracking.uri: the MLflow store {redaction.text(place)} cannot be used: "
+                f"{database.parent} is no folder that can be written"
+            ],
+            "see to its place, or leave tracking.uri out for the project's own store",
+            code="mlflow.no-folder",
+        )
