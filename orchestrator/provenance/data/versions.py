@@ -171,13 +171,12 @@ def _in_cache(out: Out, storage: Storage | None) -> bool:
 
 
 def _not_in_code(project: Path, names: list[str]) -> list[str]:
-    """Those that a snapshot of the code's repository would not hold, a link that leads to such a file being as good."""
+    """Those that a snapshot of the code's repository would not hold. It holds a link without the file behind it."""
     top = next((place for place in (project, *project.parents) if (place / ".git").exists()), None)
     if not names or top is None:
         return names
     tracked, real = set(_in_code(top)), os.path.realpath(top)
-    outside = [name for name in names if os.path.relpath(project / name, top) not in tracked]
-    return [name for name in outside if os.path.relpath(os.path.realpath(project / name), real) not in tracked]
+    return [name for name in names if os.path.relpath(os.path.realpath(project / name), real) not in tracked]
 
 
 def _in_code(top: Path) -> Iterator[str]:

@@ -192,6 +192,18 @@ def test_data_in_a_repository_inside_are_in_the_code(tmp_path: Path) -> None:
     assert item.keeper is None
 
 
+def test_a_link_that_the_code_holds_is_no_copy_of_a_file_elsewhere(tmp_path: Path) -> None:
+    source = create(tmp_path / "source", {"inside.csv": "1"})
+    (tmp_path / "outside.csv").write_text("2")
+    (source / "out.csv").symlink_to(tmp_path / "outside.csv")
+    (source / "in.csv").symlink_to("inside.csv")
+    git(source, "add", "--all")
+    inside, outside = capture(source, ["in.csv", "out.csv"])
+    assert (inside.keeper, inside.obstacle) == ("code", None)
+    assert outside.keeper is None
+    assert "out.csv is not under DVC, so it cannot be restored" in str(outside.obstacle)
+
+
 def test_a_manifest_that_leads_out_of_its_folder_is_none(tmp_path: Path) -> None:
     place = tmp_path / "x.dir"
     for name in ("../a", "/a", "b/../../a"):
