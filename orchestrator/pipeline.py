@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import card_faults, gpu_memory, import_string, nondeterministic
+from orchestrator.common.processes import disregarded
 from orchestrator.errors import (
     NO_MEMORY,
     CardFailed,
@@ -236,14 +238,16 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
 @contextmanager
 def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> Iterator[None]:
     """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done; sys.exit()
-    too, which would end a worker without a word. A GPU without memory is an OutOfDeviceMemory, one that failed a CardFailed
-    with the PipelineRaised in it. of_one_row: what to do where batch normalisation got a single row, None for what is said
-    generally."""
+    and a KeyboardInterrupt of that code too, which would end a worker without a word. A GPU without memory is an
+    OutOfDeviceMemory, one that failed a CardFailed with the PipelineRaised in it. of_one_row: what to do where batch
+    normalisation got a single row, None for what is said generally."""
     try:
         yield
     except (OrchestratorError, StopsWaiting, CardFailed):
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not disregarded:
+            raise  # it may be a signal's
         if gpu_memory.ran_out(error):
             raise gpu_memory.out_of_memory(what, error, _frames(error)) from None
         operation = nondeterministic.raised(error)

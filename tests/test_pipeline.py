@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from orchestrator import Pipeline
+from orchestrator.common.processes import disregarded
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.worker.member.heartbeat import CalledOff
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -248,3 +250,15 @@ def test_the_defaults() -> None:
 def test_who_is_called_off_while_the_users_code_waits_for_a_file_is_no_error_of_that_code() -> None:
     with pytest.raises(CalledOff), naming("reading samples"):
         raise CalledOff(3)
+
+
+def test_a_keyboard_interrupt_of_the_code_is_its_error_and_one_of_a_signal_stays() -> None:
+    """A worker takes no notice of SIGINT, so what interrupts its code is its code."""
+    with pytest.raises(KeyboardInterrupt), naming("loss()"):
+        raise KeyboardInterrupt
+    before = signal.signal(signal.SIGINT, disregarded)
+    try:
+        with refused("pipeline.raised", "loss() raised KeyboardInterrupt"), naming("loss()"):
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)

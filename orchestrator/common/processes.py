@@ -18,6 +18,7 @@ import os
 import socket
 import struct
 from pathlib import Path
+from types import FrameType
 
 from orchestrator.common.descriptors import readable
 
@@ -85,3 +86,7 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 def _stat(pid: int) -> list[str]:
     """The fields after the name, which may hold any character. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def disregarded(_number: int, _frame: FrameType | None) -> None:
+    """The handler of signals that a process does not heed. While it is set, no signal raises KeyboardInterrupt."""

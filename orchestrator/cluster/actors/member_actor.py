@@ -30,6 +30,7 @@ from orchestrator.cluster.actors.host_turns import HostTurns
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.reporter import Reporter, beat_s, begin
 from orchestrator.common import card_faults, once
+from orchestrator.common.processes import disregarded
 from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
 
@@ -66,7 +67,7 @@ def disregard_signals() -> None:
     handlers."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: None)
+            signal.signal(number, disregarded)
 
 
 def _hide_gpus() -> None:
