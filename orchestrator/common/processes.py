@@ -3,6 +3,7 @@
     lives(pid)               not so one that has ended and whose end nobody has asked for yet
     state(pid)               the letter that ps shows, such as R, S, D or T
     started(pid)             with its number it names a process for good
+    namespace()              where numbers of processes count: a container has its own
     wait_for_end(pid)        until it is gone
     open_pidfd(connection)   a descriptor of the process on the other side; has_ended(pidfd)
     peer_credentials(connection)
@@ -50,6 +51,14 @@ def started(pid: int) -> str | None:
         return _stat(pid)[_STARTED]
     except OSError:
         return None
+
+
+def namespace() -> str:
+    """As pid_namespaces(7) has it; processes of another one are not seen. Empty where it is unknown."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def wait_for_end(pid: int) -> None:

@@ -196,6 +196,11 @@ def _require_own_files(folder: Path) -> None:
             )
 
 
+def is_driven(folder: Path, run_id: str) -> bool:
+    """Whether a process keeps others away from this run. folder: the project's `.orchestrator`."""
+    return (folder / run_id).exists() and RunFolder(folder, run_id).is_driven
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The contents of a file of a run's folder; empty if there is no such file."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

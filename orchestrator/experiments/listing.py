@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.figures import aligned
-from orchestrator.driver.folders import NAME, RunFolder, project_folder
+from orchestrator.driver.folders import NAME, is_driven, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.terminal import console
 from orchestrator.errors import ConfigurationError, UsageError
@@ -58,16 +58,14 @@ def _without_orphans(
     store: Store, folder: Path, runs: list[Past], untold: Collection[str], say: Callable[[str], None]
 ) -> list[Past]:
     """With those as killed whose driver is gone; the store is told so, if it can be."""
-    left = [past for past in runs if past.is_orphan and past.run_id not in untold and not _is_driven(folder, past)]
+    left = [
+        past for past in runs if past.is_orphan and past.run_id not in untold and not is_driven(folder, past.run_id)
+    ]
     for past in left:
         say(f"note: {orphaned(past.run_id)}; `resume={past.run_id}` goes on with it")
     with contextlib.suppress(ConfigurationError), store.usable():
         store.mark(left)
     return [replace(past, status="KILLED", is_orphan=False) if past in left else past for past in runs]
-
-
-def _is_driven(folder: Path, past: Past) -> bool:
-    return (folder / past.run_id).exists() and RunFolder(folder, past.run_id).is_driven
 
 
 def _store(project: Path, uri: str | None) -> Store | None:

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cluster.sessions import folders
-from orchestrator.common import locks
+from orchestrator.common import locks, processes
 from orchestrator.data.files.cache import Cache
 from orchestrator.driver.folders import RunFolder
 from orchestrator.provenance.code import checkout
@@ -260,6 +260,26 @@ def test_who_may_read_a_project_locks_nothing_of_it(attacker: Attacker) -> None:
             assert len(found) == 5
             assert attacker.does(lambda: read_below([name], os.getuid())) == []
             assert attacker.does(lambda: locked(found)) == []
+
+
+def test_the_folder_of_a_process_that_is_not_seen_here_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers may share /tmp, and do not see each other's processes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path) if len(str(tmp_path)) < 18 else "/tmp")
+    here, there = folders.new(), folders.new()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    with monkeypatch.context() as other:
+        other.setattr(processes, "namespace", lambda: "pid:[1]")
+        seen_there = folders.new()
+    moved = [each.rename(each.with_name(f"orc-{process.pid}-{each.name[-4:]}")) for each in (here, seen_there)]
+    try:
+        folders.remove_abandoned()
+        assert [each.exists() for each in (*moved, there)] == [False, True, True]
+    finally:
+        for each in (*moved, there):
+            folders.remove(each)
 
 
 def test_what_others_put_beside_the_folders_of_a_ray_is_left_alone(

@@ -39,6 +39,7 @@ from orchestrator.experiments.sweep.trial_board import (
     summary,
     table,
 )
+from orchestrator.provenance.data.hashing import scan
 from orchestrator.records import phases
 from tests.products import thinned
 from tests.refusals import refused
@@ -165,6 +166,26 @@ def test_a_trial_fails_by_what_it_does_to_a_gpu_and_a_sweep_ends_by_a_broken_one
     assert record.ended.call_count == (not ends)
     if not ends:
         assert record.ended.call_args[0][1].why == f"{error.kind}: {error.message}"
+
+
+def test_trials_have_the_same_data(tmp_path: Path) -> None:
+    """One may write a cache beside them."""
+    each = scripted(MagicMock(sweep_id="abc"))
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "first").write_text("1")
+
+    def begins() -> None:
+        each._check_project(SimpleNamespace(work=None, scans={"rows": scan(rows)}))
+
+    begins()
+    (rows / "cache").write_text("2")
+    begins()
+    (rows / "first").write_text("3")
+    with refused("sweep.data-changed", "rows changed since the sweep began"):
+        begins()
+    (rows / "first").write_text("1")
+    begins()
 
 
 def test_the_timeline_of_a_trial_shows_no_phase_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

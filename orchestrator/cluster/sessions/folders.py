@@ -1,5 +1,5 @@
 """The folder of a Ray that is ours: its name carries the id of the process that started it, so that a later start knows when
-it is abandoned.
+it is abandoned. It leaves the folders of other containers alone, which may share the place.
 
 Ray lets everybody write into the folder that it is given (0777), and so into its logs and among its sockets. It is given one
 that lies in another, which only this user may enter.
@@ -18,6 +18,7 @@ from pathlib import Path
 from orchestrator.common import locks, processes
 
 _PREFIX = "orc-"
+_NAMESPACE = "namespace"  # a file that says where the id counts
 MEMBERS_LOCK = "members.lock"  # on which members that may outlive their driver hold a lock (`actors.orphaned`)
 _HANDING_OVER_S = 120.0
 _LONGEST_PARENT = 18  # characters; with our two folders and what Ray adds a Unix socket's path ends at 107
@@ -29,7 +30,9 @@ def new() -> Path:
     parent = tempfile.gettempdir()
     if len(parent) > _LONGEST_PARENT:
         parent = "/tmp"
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+    (folder / _NAMESPACE).write_text(processes.namespace())
+    return folder
 
 
 def of_ray(folder: Path) -> Path:
@@ -49,8 +52,16 @@ def remove_abandoned() -> None:
             pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
             with contextlib.suppress(OSError):
                 is_ours = pid.isdecimal() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
-                if is_ours and not processes.lives(int(pid)) and not _is_handing_over(folder / MEMBERS_LOCK):
+                if is_ours and not _lives(int(pid), folder) and not _is_handing_over(folder / MEMBERS_LOCK):
                     remove(folder)
+
+
+def _lives(pid: int, folder: Path) -> bool:
+    """True, too, of a process that nobody here can see."""
+    if processes.lives(pid):
+        return True
+    file = folder / _NAMESPACE
+    return file.exists() and file.read_text() != processes.namespace()
 
 
 def _is_handing_over(lock: Path) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from orchestrator.common.values import labels_of
 from orchestrator.config.settings import Settings, determining, redactor, shown, to_yaml
 from orchestrator.config.settings.sources import COMMAND_LINE
-from orchestrator.driver.folders import RunFolder, write_json
+from orchestrator.driver.folders import RunFolder, is_driven, write_json
 from orchestrator.driver.preflight import unshared
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.recording import recorded_checkout, unsent
@@ -49,7 +50,7 @@ def open_record(
     with phases.of("run in the store"), store.usable():
         experiment_id = store.experiment(settings.run.experiment)
         sent = unsent.send(store)  # before orphans are looked for: a run that is not told as ended looks like one
-        orphans = store.mark_orphans(experiment_id)
+        orphans = store.mark_orphans(experiment_id, partial(is_driven, folder))
         tracker = Tracker.create(store, experiment_id, name_in_store(settings), every_s=settings.tracking.every_s)
         tracker.describe(shown(settings), {**_tags(settings, provenance), **tags})
     files = RunFolder(folder, tracker.run_id)
@@ -83,7 +84,7 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     inputs, obstacles = provenance.inputs, provenance.obstacles  # before the run in the store is touched
     with store.usable():
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=since)
-        orphans = store.mark_orphans(tracker.experiment_id)
+        orphans = store.mark_orphans(tracker.experiment_id, partial(is_driven, files.path.parent))
     for of_error in (files.error, files.memory):
         of_error.unlink(missing_ok=True)
     earlier = [orphaned(run_id) for run_id in orphans]

@@ -14,11 +14,12 @@ import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config.settings import kept, redactor
-from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.folders import RunFolder, is_driven, project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Status, UsageError
@@ -129,7 +130,7 @@ class SweepRecord:
         store = Store(tracking.uri, folder)
         with store.usable():
             experiment_id = store.experiment(run.experiment)
-            store.mark_orphans(experiment_id)
+            store.mark_orphans(experiment_id, partial(is_driven, folder))
             name = redactor(sweep.settings).setting("run.name", run.name) or sweep.kind
             tracker = Tracker.create(store, experiment_id, name, every_s=tracking.every_s)
             tracker.describe(
@@ -154,7 +155,7 @@ class SweepRecord:
         """Go on with a sweep that was left; its folder is leased already."""
         with store.usable():
             tracker = Tracker.reopen(store, files.path.name, every_s=sweep.settings.tracking.every_s)
-            store.mark_orphans(tracker.experiment_id)
+            store.mark_orphans(tracker.experiment_id, partial(is_driven, files.path.parent))
         return cls(sweep, store, tracker, files)
 
     def asked(self, batch: int, trials: Sequence[Trial]) -> None:

@@ -39,14 +39,17 @@ from orchestrator.errors import (
     RunFailed,
     Stalled,
     WorkerLost,
+    few,
 )
 from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import Ended, Outlook, TrialRung, look
 from orchestrator.experiments.sweep.record import SweepRecord
 from orchestrator.experiments.sweep.trial_board import TrialBoard, TrialDisplay
+from orchestrator.provenance.data.hashing import Scan
 from orchestrator.provenance.tracking import PARENT
 from orchestrator.records import phases
 
+_SHOWN = 3  # names in a sentence
 _OF_THE_TRIAL = (PipelineRaised, NonFinite, Inconsistent, WorkerLost, Stalled, ConfigurationError, OutOfDeviceMemory)
 
 
@@ -67,7 +70,8 @@ class Trials:
     overrides: list[str] = field(default_factory=list)  # of the execution, where a sweep goes on
     tree: str | None = None  # of the code that all trials have
     trusted: bool = False  # as `launch` takes it
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # of `tree`, which trials find at the same time
+    _scans: dict[str, Scan] = field(default_factory=dict)  # of the inputs that trials have, by path
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # of these two, which trials find at the same time
 
     def complete(self) -> Outlook:
         """Raises Interrupted, and what ends a sweep."""
@@ -212,12 +216,13 @@ class Trials:
             self.pending_signal,
             self.ray,
             tags,
-            self._check_code,
+            self._check_project,
             lambda run_id: self.record.begun(place, run_id),
         )
 
-    def _check_code(self, provenance: Provenance) -> None:
-        """All trials of a sweep have the same code. Raises RunFailed."""
+    def _check_project(self, provenance: Provenance) -> None:
+        """All trials of a sweep have the same code, and the same data; a trial may write further files beside these. Raises
+        RunFailed."""
         tree = None if provenance.work is None else provenance.work.tree
         with self._lock:
             self.tree = self.tree or tree
@@ -227,6 +232,14 @@ class Trials:
                     f"it goes on with the code it began with: python -m orchestrator resume={self.record.sweep_id}",
                     code="sweep.code-changed",
                 )
+            scans = provenance.scans
+            changed = [path for path in scans if not scans[path].keeps(self._scans.setdefault(path, scans[path]))]
+        if changed:
+            raise RunFailed(
+                f"{few(changed, _SHOWN)} changed since the {self.sweep.kind} began",
+                f"it goes on with the data it began with: python -m orchestrator resume={self.record.sweep_id}",
+                code="sweep.data-changed",
+            )
 
 
 def failed_all(outlook: Outlook, ended: Mapping[TrialRung, Ended]) -> OrchestratorError | None:

@@ -35,6 +35,10 @@ class Scan:
     def md5(self) -> str:
         return self.entries[""] if self.is_file else md5_of_entries(self.entries)
 
+    def keeps(self, before: Scan) -> bool:
+        """Whether all that was there before has the same bytes; there may be further files."""
+        return before.entries.items() <= self.entries.items()
+
     def below(self, part: str) -> str | None:
         """The md5 of a file or folder inside, as DVC would compute it; None when there is none."""
         if part in ("", "."):

@@ -15,7 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -358,14 +358,15 @@ class Store:
         """Its driver lives. count: another one than before. Raises what MLflow raises."""
         self.client.set_tag(run_id, _BEAT, str(count))
 
-    def mark_orphans(self, experiment_id: str) -> list[str]:
-        """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""
+    def mark_orphans(self, experiment_id: str, is_driven: Callable[[str], bool]) -> list[str]:
+        """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids. is_driven: whether somebody
+        has the run of this id, such as in another container, whose processes are not seen here."""
         host = socket.gethostname()
         tags_by_run = None if self._database is None else tables.running(self._database, experiment_id, HOST, host)
         if tags_by_run is None:
             filters = f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{host}'"
             tags_by_run = {run.info.run_id: run.data.tags for run in self.client.search_runs([experiment_id], filters)}
-        orphans = [run_id for run_id, tags in tags_by_run.items() if _is_orphan(tags)]
+        orphans = [run_id for run_id, tags in tags_by_run.items() if _is_orphan(tags) and not is_driven(run_id)]
         for run_id in orphans:
             self.client.set_terminated(run_id, "KILLED")
         return orphans

@@ -8,11 +8,12 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.folders import RunFolder, is_driven
 from orchestrator.experiments.listing import runs, table
 from orchestrator.provenance.tracking import Store, identity_of_process, tables
 from orchestrator.provenance.tracking.store import BOOT, HOST, PID
@@ -112,6 +113,10 @@ def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(
     }
     files = RunFolder(folder, ids["locked"])  # such as from another container of this machine
     files.lease()
+    marked = store.mark_orphans(experiment, partial(is_driven, folder))
+    assert sorted(marked) == sorted(ids[name] for name in ("gone", "before"))
+    for name in ("gone", "before"):
+        store.client.update_run(ids[name], "RUNNING")
     said: list[str] = []
     shown = {past.name: past.status for past in runs(tmp_path, say=said.append)}
     files.release()
@@ -136,4 +141,4 @@ def test_tags_of_others_that_are_no_numbers_are_none(store: Store, told: str) ->
     store.client.mlflow.update_run(run_id, status="RUNNING")
     (past,) = (each for each in Store(None, store.folder).past() if each.run_id == run_id)
     assert (past.steps, past.is_orphan) == (None, False)
-    assert store.mark_orphans(store.client.get_run(run_id).info.experiment_id) == []
+    assert store.mark_orphans(store.client.get_run(run_id).info.experiment_id, lambda _: False) == []
