@@ -123,8 +123,12 @@ def make(folder: Path, name: str) -> str:
         ) from None
     try:
         committed = _fill(folder, name, is_within=is_within)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder)
+        if isinstance(error, OSError):
+            raise UsageError(
+                f"new: {folder} cannot be filled: {error.strerror}", "make room on its disk", code="project.not-filled"
+            ) from None
         raise
     kept = (
         "" if committed else "  git add --all && git commit    # then what a run was made of is in your history too\n"

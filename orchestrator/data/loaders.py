@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import io
 import pickle
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +33,7 @@ from orchestrator.adapters import table
 from orchestrator.adapters.source import Source
 from orchestrator.common.child import Messages, Start, Started, parent
 from orchestrator.common.distributions import is_of_python
+from orchestrator.common.processes import disregarded
 from orchestrator.data import input_auditing, mixture
 from orchestrator.data.fetching import fetch
 from orchestrator.data.files import cache, waiting
@@ -372,7 +374,8 @@ def upcoming(step: int, shard: int, shards: Sequence[int], rounds: range, indice
 
 
 def main() -> None:
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+    signal.signal(signal.SIGINT, disregarded)  # the worker, which heeds none either, ends it
+    with contextlib.suppress(BrokenPipeError):
         _serve(parent())
 
 

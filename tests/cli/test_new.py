@@ -162,6 +162,16 @@ def test_another_name_is_advised_only_where_the_name_is_taken(tmp_path: Path, mo
     assert str(told.value.remedy).startswith(f"make {tmp_path / 'other'} a folder in which you may write")
 
 
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with refused("project.not-filled", "No space left on device"):
+        new.make(tmp_path / "arms", "arms")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.long
 def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FILES, "dvc.yaml", "stages: {wrong: {cmd: 'exit 3'}}\n")

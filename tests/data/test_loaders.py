@@ -124,6 +124,17 @@ def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
     loaders.close()
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("way")
+def test_a_keyboard_interrupt_of_the_users_code_is_named() -> None:
+    """It ended loaders without a word."""
+    loaders = Loaders(Recipe(Source("tests.worker.faulty:InterruptsItsReader", {}), seed=3, threads=1), 1, start=child)
+    loaders.batch(KEYS[0], iter(()))
+    with refused("pipeline.raised", "KeyboardInterrupt"):
+        loaders.batch(KEYS[1], iter(()))
+    loaders.close()
+
+
 @pytest.mark.long
 @pytest.mark.ray
 def test_a_loader_ends_when_its_worker_is_killed() -> None:

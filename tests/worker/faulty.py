@@ -334,6 +334,14 @@ class EndsItsReader(RaisesInDataset):
             return super().__getitem__(index)
 
 
+class InterruptsItsReader(RaisesInDataset):
+    class Broken(RaisesInDataset.Broken):
+        def __getitem__(self, index: int) -> Any:
+            if index == VICTIM:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+
 class LossPerRow(Numbered):
     def loss(self, model: nn.Module, batch: Batch) -> Any:
         return model(batch[0]).sum(1)[:0]
