@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, ended_run, reported
 from orchestrator.cluster.sessions import workers
 from orchestrator.config.settings import to_yaml
-from orchestrator.driver.launch.repeated import Repeated
 from orchestrator.experiments import tuning
 from orchestrator.numerics import determinism
 from orchestrator.records import phases
+
+if TYPE_CHECKING:
+    from orchestrator.driver.launch.repeated import Repeated
 
 
 def run(arguments: Arguments) -> CommandResult:
@@ -45,5 +49,7 @@ def _launched(arguments: Arguments) -> CommandResult:
 
 
 def _repeated(arguments: Arguments) -> Repeated:
+    from orchestrator.driver.launch.repeated import Repeated
+
     given = [arguments.get(name) for name in ("replay", "segments", "streams", "sat_out")]
     return Repeated(*given)

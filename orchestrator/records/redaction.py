@@ -65,6 +65,11 @@ def setting(key: str, value: Any) -> Any:
     return REDACTED if names_secret(key, value) else text(value)
 
 
+def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that may be shown: neither name nor value tells of a credential."""
+    return {name: value for name, value in variables.items() if not names_secret(name, value)}
+
+
 def names_secret(key: str, value: str) -> bool:
     """Whether a value under such a key is a credential, whatever its shape."""
     if key in _NAMES:

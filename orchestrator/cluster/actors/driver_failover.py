@@ -186,8 +186,7 @@ def starter(task: FailoverTask) -> Callable[[], Any]:
             raise ValueError("no other node")
         where = NodeAffinitySchedulingStrategy(there, soft=False)
         name = f"standby-{task.run}-{os.getpid()}-{time.monotonic_ns()}"
-        shown = {name: value for name, value in task.variables.items() if not redaction.names_secret(name, value)}
-        env = {"env_vars": shown}  # the task has all
+        env = {"env_vars": redaction.without_secrets(task.variables)}  # the task has all
         options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "scheduling_strategy": where}
         return kind.options(**options, runtime_env=env).remote(task)
 

@@ -135,8 +135,5 @@ def of_workers(declared: Iterable[str] = ()) -> dict[str, str]:
     that the pipeline reads. Ray shows them in its logs and, while a worker starts, in its command line. So those that hold
     credentials are none of them (`members.credentials_of`)."""
     portable = PORTABLE if all(os.environ.get(name) == value for name, value in PORTABLE.items()) else {}
-    return {
-        name: os.environ[name]
-        for name in (*ENVIRONMENT, *LARGE_PAGES, *GROWING, *portable, *declared)
-        if name in os.environ and not redaction.names_secret(name, os.environ[name])
-    }
+    names = (*ENVIRONMENT, *LARGE_PAGES, *GROWING, *portable, *declared)
+    return redaction.without_secrets({name: os.environ[name] for name in names if name in os.environ})

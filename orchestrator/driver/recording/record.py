@@ -112,9 +112,8 @@ class Record:
         self._inputs = contents.inputs
         self._project_files = contents.project_files
         self.comparisons = Comparisons(settings.pipeline.target, store, tracker, files)
-        self.served_told: str | None = (
-            None  # why the model answers a whole request at once, as it was said at the start
-        )
+        # Why the model answers a whole request at once, as it was said at the start.
+        self.served_told: str | None = None
         self._work = contents.work
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
         self._code = read_json(files.code)

@@ -63,7 +63,7 @@ class AsyncPhases:
         self._me = me
 
     def advance(self, state: RunState) -> StepOutcome:
-        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, Distrusted, and what the transport raises."""
         assert state.free is not None
         self._replica.begin()
         try:

@@ -55,7 +55,7 @@ class Replays:
         self._requests = requests
 
     def advance(self, state: RunState) -> StepOutcome:
-        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, Distrusted, and what the transport raises."""
         assert state.free is not None
         record, async_phase = recorded(self._records, state)
         number, own = state.free.barriers, self._replica.rows()
