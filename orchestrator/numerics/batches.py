@@ -53,6 +53,24 @@ def mapped(batch: Any, each: Callable[[torch.Tensor], torch.Tensor], whole: Call
     return other
 
 
+def copied(batch: Any) -> Any:
+    """The batch in memory of its own, which its maker does not write again; tensors lie there as before, for kernels may depend
+    on it. Objects that cannot be copied stay as they are."""
+    tensors = {id(tensor): _copied(tensor) for tensor in tensors_of(batch)}
+    try:
+        return copy.deepcopy(batch, dict(tensors))
+    except Exception:  # of classes of the user's
+        return mapped(batch, lambda tensor: tensors[id(tensor)], lambda whole: whole)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided or torch.ops.aten.is_non_overlapping_and_dense(tensor) or not tensor.numel():
+        return tensor.clone()
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in sizes)
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
 def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:
     """The tensors of a batch, and all else in it as something that can be compared and hashed. Two batches with the same rest
     differ in the values of tensors alone. Follows lists, tuples and plain dicts; None where something else is in it that may

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 
 from orchestrator.errors import NonFinite, PipelineRaised
@@ -43,6 +44,15 @@ def loss_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor,
             code="pipeline.loss",
         )
     return loss if loss.dim() == 0 else loss.reshape(()), weight
+
+
+def kept(returned: Any) -> Any:
+    """A copy of what loss() returned: metrics() may write into the same memory."""
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        return tuple(map(kept, returned))
+    if isinstance(returned, torch.Tensor):
+        return returned.clone()
+    return returned.copy() if isinstance(returned, numpy.ndarray) else returned
 
 
 def is_late(weight: Any, loss: torch.Tensor) -> bool:

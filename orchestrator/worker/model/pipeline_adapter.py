@@ -26,13 +26,21 @@ from orchestrator.data.order import EvaluationBatches
 from orchestrator.data.sites import Attendance
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import streams
+from orchestrator.numerics.batches import copied
 from orchestrator.numerics.staging import Arriving, Direct, Staging
-from orchestrator.pipeline import Pipeline, naming, takes_step
+from orchestrator.pipeline import Pipeline, defines, naming, takes_step
 from orchestrator.worker.model import construction, moving_buffers
 from orchestrator.worker.model.calls import Call, Given
 from orchestrator.worker.model.micro_batches import MicroBatch, MicroBatches
 from orchestrator.worker.model.optimizer_calls import OptimizerCalls
-from orchestrator.worker.model.output_checks import check_finite, is_late, loss_and_weight, mean_and_weight, weight_of
+from orchestrator.worker.model.output_checks import (
+    check_finite,
+    is_late,
+    kept,
+    loss_and_weight,
+    mean_and_weight,
+    weight_of,
+)
 from orchestrator.worker.model.refused_operation import name_line
 from orchestrator.worker.model.shard_graphs import Judged, ShardGraphs, Work
 from orchestrator.worker.model.training_samples import TrainingSamples, length_of
@@ -250,11 +258,14 @@ class PipelineAdapter:
         return None if weight == 0 else (loss, weight)
 
     @contextmanager
-    def call(self, step: int, shard: int) -> Iterator[Call]:
+    def call(self, step: int, shard: int, *, waits: bool = False) -> Iterator[Call]:
         """The loss of micro-batch (step, shard), which is not empty, to be called within the block, by parts of a model:
-        there the generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
+        there the generators are seeded for it. waits: whether others are read before its backward pass. Raises
+        PipelineRaised for what is raised within the block."""
         micro_batch = self.batches.at(step, shard)
         fetched = self.batches.fetch(micro_batch)
+        if waits and defines(type(self.pipeline), "collate"):  # which may fill the same memory for the next one
+            fetched = self._staging.begin(copied(fetched.host))
         naming_samples = self.batches.naming_samples(micro_batch.key, fetched.host)
         with naming_samples, naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
             given = Given(fetched, lambda other: self._loss(other, step, self.model))
@@ -279,7 +290,7 @@ class PipelineAdapter:
     ) -> tuple[list[str], list[float]]:
         """As `evaluate`, of these validation samples and in the place of the model another one."""
         with self._evaluation(step, batch, indices, model) as (loss, metrics):
-            return loss.evaluated(loss.make(), metrics.make())
+            return loss.evaluated(kept(loss.make()), metrics.make())
 
     def evaluation(self, step: int, batch: int) -> AbstractContextManager[tuple[Call, Call]]:
         """Loss and metrics of a validation batch, to be called within the block, as `call` says; in which order, and that the

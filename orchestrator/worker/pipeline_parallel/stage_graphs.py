@@ -28,6 +28,7 @@ from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.staging import Staging
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.calls import Call
+from orchestrator.worker.model.output_checks import kept
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import WITHOUT, Recorder, reason
 from orchestrator.worker.pipeline_parallel.border_values import (
@@ -285,7 +286,7 @@ class StageGraphs:
         if leaves is None:
             value = example.call.unjudged(returned)
             record = record._replace(roots=[value[0]])
-            value = value[0].detach(), value[1]
+            value = kept((value[0].detach(), value[1]))
         used = None if example.behind is None else _used(example.behind, stage)
         return self._outcome(example, leaves, value, lambda: stage.backward(record, used, _arrived(used, staging)))
 

@@ -88,7 +88,8 @@ class StageTrainer:
         self._links = links
         self._group = group
         self._tensors, self._counters = whole
-        self._kept = begins_at_once(links.program) if self._parts.recompute else frozenset(links.shards)
+        self._at_once = begins_at_once(links.program)
+        self._kept = self._at_once if self._parts.recompute else frozenset(links.shards)
         self._faults = {}
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
@@ -169,7 +170,7 @@ class StageTrainer:
         flight, leaves = None, None
         if arrived is None or arrived.note:
             try:
-                with parts.workload.call(when[0], shard) as call:
+                with parts.workload.call(when[0], shard, waits=shard not in self._at_once) as call:
                     parts.replica.begin_shard()
                     seeded = Generators.now()
                     came = None if arrived is None else messages.activations(arrived, seeded)

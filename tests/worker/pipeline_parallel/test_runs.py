@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -47,6 +48,52 @@ def _same(kind: Any, layout: Layout, **settings: Any) -> None:
 def test_a_model_in_stages_gives_the_trace_and_the_digest_of_the_unsplit_one() -> None:
     """Clipped, with empty shards, running statistics and digests of single tensors."""
     _same(pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, tensors_every=2)
+
+
+class Refilling(pipelines.Mlp):
+    """Batches in memory that the next one fills again, which torch does not see."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.memory = numpy.zeros((pipelines.FEATURES * 32,), numpy.float32)
+
+    def collate(self, samples: Any) -> Any:
+        inputs, labels = super().collate(samples)
+        rows = self.memory[: inputs.numel()].reshape(inputs.shape)
+        rows[:] = inputs.numpy()
+        return torch.from_numpy(rows), labels
+
+
+class Overwriting(pipelines.Mlp):
+    """Metrics in the memory of the loss."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.memory = torch.zeros(())
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        return loss if model.training else self.memory.copy_(loss)
+
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        return {"mean": self.memory.copy_(model(batch[0]).mean())}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_batch_that_the_pipeline_writes_again_is_the_same_in_its_backward_pass(recompute: bool) -> None:
+    settings: dict[str, Any] = {"optimizer": ADAM, "evaluate_every": Every(steps=2), "steps": 3, "shards": 4}
+    unsplit = train(Refilling, ONE, **settings)
+    for order in ("1f1b", "gpipe"):
+        split = train(Refilling, MESHES[0], recompute=recompute, pipeline_order=order, **settings)
+        assert (split.trace, split.digest) == (unsplit.trace, unsplit.digest)
+        assert str(split.metrics) == str(unsplit.metrics)
+
+
+@pytest.mark.parametrize("layout", [ONE, MESHES[0]], ids=str)
+def test_metrics_leave_the_loss_of_the_evaluation_as_it_was(layout: Layout) -> None:
+    settings: dict[str, Any] = {"evaluate_every": Every(steps=2), "steps": 2}
+    found, expected = (train(kind, layout, **settings).metrics for kind in (Overwriting, pipelines.Mlp))
+    assert [each["validation/loss"] for each in found] == [each["validation/loss"] for each in expected] != []
 
 
 class Transforming(pipelines.Mlp):
