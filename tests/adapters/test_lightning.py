@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Sampler, SequentialSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Course
@@ -22,6 +30,7 @@ from orchestrator.adapters.source import Source
 from orchestrator.adapters.table import find
 from orchestrator.common.values import Every
 from orchestrator.config.resolve import resolve
+from orchestrator.data.fetching import fetch
 from orchestrator.errors import code_of
 from orchestrator.optim.patience import MonitoredMetric, Patience
 from orchestrator.optim.schedules import Moment, build
@@ -334,6 +343,63 @@ def test_what_the_run_does_otherwise_than_the_loader_is_told() -> None:
 ROWS = TensorDataset(torch.zeros(40, 1))
 
 
+def doubled(items: Any) -> Any:
+    inputs, labels = default_collate(items)
+    return 2 * inputs, labels
+
+
+class Split(Lit):
+    """Both loaders draw from one data set; the training batches are augmented."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(ROWS_BY_NUMBER, 10, sampler=SubsetRandomSampler(range(30)), collate_fn=doubled)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(ROWS_BY_NUMBER, 10, sampler=SubsetRandomSampler([39, 31]))
+
+
+ROWS_BY_NUMBER = TensorDataset(torch.arange(40.0).reshape(40, 1), torch.arange(40))
+
+
+def test_each_loader_has_its_samples_and_puts_its_batches_together() -> None:
+    pipeline: Any = find(Source(f"{__name__}:Split", {}, None))()
+    train, held_out = pipeline.datasets()
+    assert [len(train), len(held_out)] == [30, 2]
+    for dataset, inputs, labels in ((train, [0, 2], [0, 1]), (held_out, [39, 31], [39, 31])):
+        batch = fetch(dataset, [0, 1], pipeline.collate)
+        assert [each.flatten().tolist() for each in batch] == [inputs, labels]
+    assert pipeline.begin(COURSE) == []
+
+
+class Evaluating(Data):
+    """A data module with another validation loader."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(ROWS, **self.options)
+
+
+@pytest.mark.parametrize(
+    ("options", "misfit", "told"),
+    [
+        ({"batch_size": 7, "shuffle": True}, None, None),
+        ({"batch_size": 7, "drop_last": True}, None, "drops the last batch"),
+        ({"batch_sampler": [[1, 2], [3, 4]]}, None, "batch_sampler, list"),
+        ({"sampler": Backwards(ROWS)}, "sampler Backwards", None),
+        ({"batch_size": None}, "batch_size=None", None),
+    ],
+)
+def test_a_validation_loader_counts_as_it_is_or_is_told(
+    options: dict[str, Any], misfit: str | None, told: str | None
+) -> None:
+    loaders = Loaders(Evaluating(**options))
+    for found, named in ((loaders.misfits(COURSE), misfit), (loaders.notes(COURSE), told)):
+        assert [named is not None and named in each for each in found] == ([] if named is None else [True])
+
+
 @pytest.mark.parametrize(
     ("options", "course", "named"),
     [
@@ -342,7 +408,15 @@ ROWS = TensorDataset(torch.zeros(40, 1))
         ({"sampler": SequentialSampler(ROWS)}, Course(8, 4, 10, "constant", order="sequential"), None),
         ({"sampler": WeightedRandomSampler([1.0] * 40, 40)}, COURSE, "data.sampling=weighted"),
         ({"sampler": WeightedRandomSampler([1.0] * 40, 40)}, Course(8, 4, 10, "constant", sampling="weighted"), None),
+        (
+            {"sampler": WeightedRandomSampler([1.0] * 40, 9, False)},
+            replace(COURSE, sampling="weighted"),
+            "replacement=False",
+        ),
+        ({"sampler": SubsetRandomSampler(range(9))}, COURSE, None),
+        ({"sampler": SubsetRandomSampler(range(9))}, replace(COURSE, order="sequential"), "data.order=sequential"),
         ({"sampler": Backwards(ROWS)}, COURSE, "Backwards"),
+        ({"batch_size": None, "shuffle": True}, COURSE, "batch_size=None"),
         ({"batch_sampler": [[1, 2], [3, 4]]}, COURSE, "batch_sampler"),
     ],
 )

@@ -3,18 +3,28 @@ DataLoader has a meaning in a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from orchestrator.adapters.adapted import Course
 from orchestrator.common import once
 from orchestrator.errors import PipelineRaised, coded
 
 _FOLDER = Path(".orchestrator")
-_KNOWN = (WeightedRandomSampler, RandomSampler, SequentialSampler)
+_KNOWN = (WeightedRandomSampler, SubsetRandomSampler, RandomSampler, SequentialSampler)
+_ALL_OF_THEM = ("RandomSampler", "SubsetRandomSampler", "SequentialSampler")  # visit each of their samples
 
 
 class Visits(NamedTuple):
@@ -28,7 +38,11 @@ class Visits(NamedTuple):
 def misfits(visits: Visits, course: Course) -> Iterator[str]:
     """The traits that the settings do not have too, a sentence each."""
     for sentence in _misfits(visits, course):
-        yield coded("lightning.loader-misfit", f"pipeline.data: {sentence}")
+        yield _misfit(sentence)
+
+
+def _misfit(sentence: str) -> str:
+    return coded("lightning.loader-misfit", f"pipeline.data: {sentence}")
 
 
 def _misfits(visits: Visits, course: Course) -> Iterator[str]:
@@ -41,7 +55,7 @@ def _misfits(visits: Visits, course: Course) -> Iterator[str]:
     elif sampler == "WeightedRandomSampler":
         if course.sampling != "weighted":
             yield "the training loader has a WeightedRandomSampler: set data.sampling=weighted, which takes its weights"
-    elif sampler == "RandomSampler":
+    elif sampler in ("RandomSampler", "SubsetRandomSampler"):
         if not visits.each_once:
             yield "the RandomSampler of the training loader does not visit each sample once: leave the sampler out"
         elif course.sampling == "uniform" and course.order == "sequential":
@@ -51,16 +65,36 @@ def _misfits(visits: Visits, course: Course) -> Iterator[str]:
             yield "the training loader does not shuffle: give it shuffle=True, or set data.order=sequential"
     else:
         yield (
-            f"the training loader has the sampler {sampler}: there are RandomSampler, SequentialSampler and "
-            "WeightedRandomSampler; others are an order of your own (data.order=package.module:name)"
+            f"the training loader has the sampler {sampler}: there are RandomSampler, SubsetRandomSampler, "
+            "SequentialSampler and WeightedRandomSampler; others are an order of your own (data.order=package.module:name)"
         )
 
 
+class HeldOut(Dataset[Any]):
+    """The samples of a validation loader that puts batches together otherwise than the training loader does."""
+
+    class Items(list[Any]):
+        """The samples of a validation batch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        batched = getattr(self._dataset, "__getitems__", None)
+        return self.Items([self._dataset[index] for index in indices] if batched is None else batched(indices))
+
+
 class Loaders:
-    """The training loader and the validation loader, None where there is none. holder: has their methods. Raises
-    PipelineRaised."""
+    """The training loader and the validation loader, None where there is none. Raises PipelineRaised."""
 
     def __init__(self, holder: Any) -> None:
+        """holder: has their methods."""
         if hasattr(holder, "prepare_data"):
             once.on_this_host("prepare-data", _FOLDER, holder.prepare_data)
         if hasattr(holder, "setup"):
@@ -70,9 +104,17 @@ class Loaders:
         held_out = holder.val_dataloader() if _is_written(holder, "val_dataloader") else None
         self.validation = None if held_out is None else _one(held_out, "val_dataloader")
 
-    @property
-    def collate(self) -> Any:
-        return self.train.collate_fn
+    def datasets(self) -> tuple[Any, Any]:
+        """The samples of both."""
+        held_out = None if self.validation is None else _visited(self.validation)
+        if self.validation is not None and self.validation.collate_fn != self.train.collate_fn:
+            held_out = HeldOut(held_out)
+        return _visited(self.train), held_out
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        loader = self.validation if isinstance(items, HeldOut.Items) else self.train
+        assert loader is not None
+        return loader.collate_fn(list(items))
 
     @property
     def weights(self) -> Any:
@@ -81,22 +123,43 @@ class Loaders:
         return sampler.weights if isinstance(sampler, WeightedRandomSampler) else None
 
     def misfits(self, course: Course) -> Iterator[str]:
-        """The traits of the training loader that the settings do not have too, a sentence each."""
-        sampler, batches = self.train.sampler, type(self.train.batch_sampler).__name__
-        own = None if batches in ("BatchSampler", "NoneType") else batches
-        drawn = isinstance(sampler, RandomSampler) and (
-            sampler.replacement or sampler.num_samples != len(self.train.dataset)
-        )
-        name = next((kind.__name__ for kind in _KNOWN if isinstance(sampler, kind)), type(sampler).__name__)
-        return misfits(Visits(name, own, not drawn), course)
+        """The traits of the loaders that the settings do not have too, a sentence each."""
+        sampler = self.train.sampler
+        yield from misfits(Visits(_name(self.train), _own_batches(self.train), _each_once(sampler)), course)
+        if isinstance(sampler, WeightedRandomSampler) and not sampler.replacement:
+            yield _misfit("the WeightedRandomSampler of the training loader has replacement=False: leave that out")
+        for loader, which in ((self.train, "training"), (self.validation, "validation")):
+            if loader is not None and loader.batch_sampler is None:
+                yield _misfit(
+                    f"the {which} loader has batch_size=None: give it a data set of samples, and their number in a batch"
+                )
+        if self.validation is not None and (name := _name(self.validation)) not in _ALL_OF_THEM:
+            yield _misfit(
+                f"the validation loader has the sampler {name}: give it none, and a data set of the samples that it visits, "
+                "such as a Subset"
+            )
 
     def notes(self, course: Course) -> Iterator[str]:
-        """The traits of the training loader that the run does not have, a sentence each."""
-        own = self.train.batch_size
+        """The traits of the loaders that the run does not have, a sentence each."""
+        own, sampler = self.train.batch_size, self.train.sampler
         if own is not None and own != course.batch_size:
             yield f"the training loader has batch_size={own}, and the run data.batch_size={course.batch_size}, which counts"
-        if self.train.drop_last and len(self.train.dataset) % course.batch_size:
+        if self.train.drop_last and len(sampler) % course.batch_size:
             yield "the training loader drops an epoch's last batch where it is not full; the run trains it too"
+        if isinstance(sampler, WeightedRandomSampler) and sampler.num_samples != len(self.train.dataset):
+            yield (
+                f"the WeightedRandomSampler of the training loader draws {sampler.num_samples} samples in an epoch, and the "
+                f"run {len(self.train.dataset)}, as the data set has"
+            )
+        if self.validation is None:
+            return
+        if (batches := _own_batches(self.validation)) is not None:
+            yield (
+                f"the validation loader has a batch_sampler, {batches}; the run evaluates all samples of its data set, in "
+                "their order"
+            )
+        elif self.validation.drop_last and len(self.validation.sampler) % (self.validation.batch_size or 1):
+            yield "the validation loader drops the last batch where it is not full; the run evaluates it too"
 
 
 def _is_written(holder: Any, name: str) -> bool:
@@ -118,3 +181,27 @@ def _one(found: Any, method: str) -> Any:
             code="lightning.loader",
         )
     return found
+
+
+def _name(loader: Any) -> str:
+    """The class of its sampler, or a known one from which that is derived."""
+    sampler = loader.sampler
+    return next((kind.__name__ for kind in _KNOWN if isinstance(sampler, kind)), type(sampler).__name__)
+
+
+def _each_once(sampler: Any) -> bool:
+    """Unless it is a RandomSampler that draws with replacement, or fewer samples or more."""
+    drawn = isinstance(sampler, RandomSampler)
+    return not (drawn and (sampler.replacement or sampler.num_samples != len(sampler.data_source)))
+
+
+def _own_batches(loader: Any) -> str | None:
+    """The class of a batch sampler that is not torch's."""
+    batches = loader.batch_sampler
+    return None if batches is None or type(batches) is BatchSampler else type(batches).__name__
+
+
+def _visited(loader: Any) -> Any:
+    """The samples that it visits."""
+    sampler = loader.sampler
+    return Subset(loader.dataset, list(sampler.indices)) if isinstance(sampler, SubsetRandomSampler) else loader.dataset

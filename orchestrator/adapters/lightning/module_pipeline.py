@@ -70,12 +70,11 @@ class ModulePipeline(Adapted):
             holder.trainer = self._trainer
             self._trainer.datamodule = holder
         self._loaders = Loaders(holder)
-        held_out = self._loaders.validation
-        return self._loaders.train.dataset, None if held_out is None else held_out.dataset
+        return self._loaders.datasets()
 
     def collate(self, items: Sequence[Any]) -> Any:
         assert self._loaders is not None
-        return self._loaders.collate(list(items))
+        return self._loaders.collate(items)
 
     def weights(self, train: Any) -> Any:  # noqa: ARG002
         assert self._loaders is not None
