@@ -48,6 +48,10 @@ class Updating(Protocol):
     def absorb(self, update: torch.Tensor, *sums: torch.Tensor) -> int:
         """Add an update to two or three sums, all int64 of whole blocks; returns the fingerprint of the update."""
 
+    def take_in(self, update: torch.Tensor, total: torch.Tensor, fingerprint: torch.Tensor) -> None:
+        """Add an update that a peer has sent to a sum, and its fingerprint to `fingerprint` (int64, one element), modulo 2**64.
+        Kernels read it once, so what is added is what has the fingerprint. Nothing is waited for."""
+
 
 class _Host:
     """Implements `Updating` in host memory."""
@@ -60,6 +64,10 @@ class _Host:
 
     def absorb(self, update: torch.Tensor, *sums: torch.Tensor) -> int:
         return exact.absorb(update, *sums)
+
+    def take_in(self, update: torch.Tensor, total: torch.Tensor, fingerprint: torch.Tensor) -> None:
+        total += update
+        fingerprint += exact.fingerprint_of_integers(update)
 
 
 HOST: Final = _Host()

@@ -19,6 +19,7 @@ from orchestrator.config.settings import CheckpointSettings, Every, Settings
 from orchestrator.controller.events import Begin
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import OrchestratorError, PipelineRaised
+from orchestrator.numerics.fixed_point import HOST
 from orchestrator.worker.asynchronous.sync_barrier import Terms
 from tests.products import thinned
 from tests.virtual_cluster.cluster import Member
@@ -208,6 +209,28 @@ def test_what_arrives_otherwise_in_the_sum_of_a_rest_names_the_pair_and_is_sent_
     (found,) = [event for event in told.journal if event["event"] == "answers_differ"]
     assert len(set(found["between"])) == 2
     assert mode == "ssp" or outcome.digest == undisturbed  # the former has another order each time
+
+
+def test_an_update_that_arrives_otherwise_names_the_pair_and_the_phase_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**PLAIN, "sync": {"name": "ssp", "rest_every": 2}}
+    of, take_in, once = Terms.of, type(HOST).take_in, [1]
+
+    def on_cards(plan: RunPlan, begin: Begin) -> Terms:
+        return replace(of(plan, begin), copies=True)
+
+    def damaged(updating: Any, update: torch.Tensor, total: torch.Tensor, fingerprint: torch.Tensor) -> None:
+        arrived = update.clone()
+        arrived[0] += once.pop() if once else 0
+        take_in(updating, arrived, total, fingerprint)
+
+    monkeypatch.setattr(Terms, "of", on_cards)
+    monkeypatch.setattr(type(HOST), "take_in", damaged)
+    told, outcome = lived(tmp_path / "run", settings_for(pipelines.Mlp, Layout(3), **settings), ECC, 0)
+    assert (outcome.error, outcome.steps, lost(told), once) == (None, STEPS, [], [])
+    (found,) = [event for event in told.journal if event["event"] == "answers_differ"]
+    assert len(set(found["between"])) == 2
 
 
 @pytest.mark.parametrize(

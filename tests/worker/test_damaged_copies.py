@@ -21,6 +21,7 @@ from orchestrator.controller.checking import Verdict
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
+from orchestrator.worker.asynchronous.traffic import Traffic
 from orchestrator.worker.step import lockstep
 from orchestrator.worker.worker import Ended
 from tests.comm.transports.device_double import HostDriver
@@ -37,8 +38,8 @@ MEANS, RESULTS = torch.float64, torch.float32
 NOW = threading.local()
 
 
-def flip(tensor: torch.Tensor) -> None:
-    tensor.detach().view(-1)[:1].view(torch.uint8)[2] ^= 16
+def flip(tensor: torch.Tensor, byte: int = 2) -> None:
+    tensor.detach().view(-1)[:1].view(torch.uint8)[byte] ^= 16
 
 
 class Flipping(NamedTuple):
@@ -47,32 +48,33 @@ class Flipping(NamedTuple):
     mapped: Mapped
     dtype: torch.dtype
     first: int  # step in which it does
+    byte: int  # of the first element
 
     def tensor(self, dtype: torch.dtype, offset_bytes: int, elements: int) -> torch.Tensor:
         found = self.mapped.tensor(dtype, offset_bytes, elements)
         if dtype == self.dtype and elements and getattr(NOW, "step", 0) >= self.first:
             found = found.clone()
-            flip(found)
+            flip(found, self.byte)
         return found
 
 
 class Beside(DeviceRegions):
     """Regions of a member that reads its peers' memory with one bit flipped."""
 
-    dtype, first = MEANS, 0
+    dtype, first, byte = MEANS, 0, 2
 
     def map_peer(self, descriptor: Descriptor) -> Mapped:
-        return Flipping(super().map_peer(descriptor), self.dtype, self.first)
+        return Flipping(super().map_peer(descriptor), self.dtype, self.first, self.byte)
 
 
-def regions(dtype: torch.dtype, first: int = 0) -> Callable[[Any], DeviceRegions]:
+def regions(dtype: torch.dtype, first: int = 0, byte: int = 2) -> Callable[[Any], DeviceRegions]:
     members = iter(range(9))
 
     def made(_: object) -> DeviceRegions:
         if next(members) != READER:
             return DeviceRegions(HostDriver())
         beside = Beside(HostDriver())
-        beside.dtype, beside.first = dtype, first
+        beside.dtype, beside.first, beside.byte = dtype, first, byte
         return beside
 
     return made
@@ -249,5 +251,42 @@ def test_a_bit_that_flips_in_the_sum_of_a_rest_ends_the_run(
         verdict = verdict_of(
             members_end(p.Wide, layout, wire=sockets.transport, sync={"name": mode, "rest_every": 2}, **FREE)
         )
+    assert (verdict.copied, verdict.shard, verdict.wrong) == (True, None, ())
+    assert verdict.between[1] == READER != verdict.between[0]
+
+
+UPDATES = [
+    (Layout(3), "ssp", 2),
+    (Layout(3, "peer_to_peer"), "asp", 2),
+    (Layout(4, "tree"), "ssp", 2),  # updates are handed on
+    (Layout(3), "ssp", 7),  # a parameter leaves its range, and a shard fails
+]
+
+
+@pytest.mark.parametrize("case", UPDATES, ids=str)
+def test_a_bit_that_flips_in_an_update_names_the_pair(
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Layout, str, int]
+) -> None:
+    """The run ends where members are not on cards."""
+    take = Traffic.take
+
+    def taking(traffic: Traffic, *given: Any) -> None:
+        NOW.step = 1
+        try:
+            take(traffic, *given)
+        finally:
+            NOW.step = 0
+
+    layout, mode, byte = case
+    monkeypatch.setattr(Traffic, "take", taking)
+    settings: dict[str, Any] = {**FREE, "sync": {"name": mode, "rest_every": 2}}
+    on_device(monkeypatch, Operations, regions(torch.int64, 1, byte))
+    with Sockets("unix", layout.workers) as sockets:
+        ends = members_end(p.Wide, layout, wire=sockets.transport, **settings)
+    assert {"replica.ledger", "loss.parameter-range"} & {getattr(end, "code", None) for end in ends}
+    monkeypatch.setattr(Plan, "updates_stay_on_device", property(lambda plan: not plan.lockstep))
+    on_device(monkeypatch, Operations, regions(torch.int64, 1, byte))
+    with Sockets("unix", layout.workers) as sockets:
+        verdict = verdict_of(members_end(p.Wide, layout, wire=sockets.transport, **settings))
     assert (verdict.copied, verdict.shard, verdict.wrong) == (True, None, ())
     assert verdict.between[1] == READER != verdict.between[0]

@@ -44,6 +44,10 @@ class Routes:
             return (server,)
         return tuple(worker for worker in range(self.workers) if worker != origin) if member == server else ()
 
+    def before(self, member: int, origin: int) -> int:
+        """The member from which this one has what `origin` sent, where that is not cut into slices."""
+        return next(each for each in range(self.members) if member in self.onward(each, origin, 0))
+
     def relays(self, member: int) -> tuple[tuple[int, int], ...]:
         """(origin, slice) of all that passes through `member` on its way to others."""
         pairs = ((origin, part) for origin in range(self.workers) for part in range(self.slices))

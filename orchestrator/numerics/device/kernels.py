@@ -107,7 +107,7 @@ class Kernels(Packer, Quantizer, Protocol):
     def absorb(
         self,
         update: torch.Tensor,  # int64, whole blocks
-        sums: Sequence[torch.Tensor],  # two or three of the same: the update is added to each
+        sums: Sequence[torch.Tensor],  # one to three of the same: the update is added to each
         fingerprint: torch.Tensor,  # int64, one element: that of the update is added to it, modulo 2**64
     ) -> None: ...
 
@@ -262,6 +262,9 @@ class Updating:
         fingerprint = update.new_zeros(1)
         self._kernels.absorb(update, sums, fingerprint)
         return int(fingerprint)
+
+    def take_in(self, update: torch.Tensor, total: torch.Tensor, fingerprint: torch.Tensor) -> None:
+        self._kernels.absorb(update, [total], fingerprint)
 
 
 def sums_on(kernels: Kernels) -> Sums:

@@ -198,7 +198,7 @@ extern "C" __global__ void absorb(const i64* update, i64* first, i64* second, i6
         for (i64 i = block * 4096 + threadIdx.x; i < (block + 1) * 4096; i += blockDim.x) {
             const u64 value = (u64)update[i];
             first[i] = (i64)((u64)first[i] + value);
-            second[i] = (i64)((u64)second[i] + value);
+            if (second) second[i] = (i64)((u64)second[i] + value);
             if (third) third[i] = (i64)((u64)third[i] + value);
             of_block += value;
         }

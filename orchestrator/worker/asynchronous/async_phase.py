@@ -13,8 +13,10 @@ by a few updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
+
+import torch
 
 from orchestrator.comm.collectives import Exchange
 from orchestrator.comm.synchronization import Mode, View
@@ -126,6 +128,9 @@ class _AsyncPhase:
         self.clocks = list(state.free.clocks)  # as applied here
         self.updates_made: list[CompletedUpdate] = []  # its own updates, in order
         self.fault: tuple[int, OrchestratorError] | None = None
+        self.damaged: Mapping[int, int] = {}
+        compares = terms.copies and len(memory.borders) == 2  # else a delta comes in slices from several peers
+        self._copies = _Copies(replica, traffic, workers) if compares else None
         self._deliveries = Deliveries(workers, self._me, len(memory.borders) - 1)
         self._alone = workers == 1
         self._known = [0] * workers  # updates of each worker that are applied here
@@ -139,7 +144,8 @@ class _AsyncPhase:
             self._outbox.zero_()
 
     def run(self, cadence: Cadence) -> None:
-        """Until a sync barrier; a fault of a shard is kept for its vote."""
+        """Until a sync barrier; a fault of a shard is kept for its vote, and so is a damaged copy, from which a fault may
+        come."""
         due = min(cadence.due(self._state.steps), self._terms.steps) * len(self.clocks)
         patience = Patience(cadence.deadline_s)
         while not self._traffic.rung and sum(self.clocks) < due and not cadence.asks(further=self._further):
@@ -155,7 +161,8 @@ class _AsyncPhase:
             self._send()
             self._take(0.0 if shard is not None else _WAIT_S)
         self._traffic.end(len(self.clocks), Patience(cadence.deadline_s), _WAIT_S)
-        if self.fault is None:
+        self.damaged = {} if self._copies is None else self._copies.damaged()
+        if self.fault is None and not self.damaged:
             self._replica.check_ledger()
 
     @property
@@ -218,9 +225,33 @@ class _AsyncPhase:
         self._traffic.take(len(self.clocks), self._deliveries, timeout_s)
         while (delta := self._deliveries.next()) is not None:
             header, borders = delta.header, self._memory.borders
-            for part, payload in delta.slices.items():
-                printed = header.fingerprint if part == 0 else 0
-                self._replica.apply_other(payload, printed, slice(borders[part], borders[part + 1]))
+            if self._copies is not None:
+                self._copies.apply(header, delta.slices[0])
+            else:
+                for part, payload in delta.slices.items():
+                    printed = header.fingerprint if part == 0 else 0
+                    self._replica.apply_other(payload, printed, slice(borders[part], borders[part + 1]))
             self.clocks = deltas.total(self.clocks, header.counts)
             self._known[header.origin] += sum(header.counts)
             self._news = True
+
+
+class _Copies:
+    """Compares deltas as they arrived with their fingerprints, of each origin all together. It costs no time: a device adds a
+    delta and its fingerprint in one pass, and is asked once."""
+
+    def __init__(self, replica: FreeReplica, traffic: Traffic, workers: int) -> None:
+        self._replica = replica
+        self._traffic = traffic
+        self._told = [0] * workers
+        self._found = replica.replica.staging.integers(workers)
+
+    def apply(self, header: Header, delta: torch.Tensor) -> None:
+        origin = header.origin
+        self._told[origin] = wrap(self._told[origin] + header.fingerprint)
+        self._replica.compare_other(delta, header.fingerprint, self._found[origin : origin + 1])
+
+    def damaged(self) -> dict[int, int]:
+        """The peers from which deltas have arrived otherwise than they were sent, by the origin of these."""
+        pairs = enumerate(zip(self._told, self._found.tolist(), strict=True))
+        return {origin: self._traffic.before(origin) for origin, (told, found) in pairs if told != found}

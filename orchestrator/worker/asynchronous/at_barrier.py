@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from orchestrator.errors import OrchestratorError
@@ -12,12 +12,12 @@ from orchestrator.worker.step_report import Requests
 
 
 class CompletedPhase(Protocol):
-    """An async phase that is over. clocks: per shard, where it ended as far as is known here; updates_made: this worker's
-    updates, in order; fault: of a hosted shard."""
+    """An async phase that is over."""
 
-    clocks: list[int]
-    updates_made: list[CompletedUpdate]
-    fault: tuple[int, OrchestratorError] | None
+    clocks: list[int]  # per shard, where it ended as far as is known here
+    updates_made: list[CompletedUpdate]  # this worker's, in order
+    fault: tuple[int, OrchestratorError] | None  # of a hosted shard
+    damaged: Mapping[int, int]  # the peers from whose cards updates have arrived otherwise, by the origin of these
 
 
 class AtBarrier:
@@ -27,6 +27,9 @@ class AtBarrier:
         self._replica = replica
         self._async_phase = async_phase
         self._requests = requests
+
+    def damaged(self) -> Mapping[int, int]:
+        return self._async_phase.damaged
 
     def report(self) -> BarrierReport:
         fault = self._async_phase.fault

@@ -88,6 +88,11 @@ class FreeReplica:
         self._x[at].add_(self.replica.staging.from_peer(delta))  # += would copy the slice onto itself, too
         self._ledger = wrap(self._ledger + printed)
 
+    def compare_other(self, delta: torch.Tensor, printed: int, found: torch.Tensor) -> None:
+        """As `apply_other`, of all slices as one; its own fingerprint is added to `found`, as `Updating.take_in` does."""
+        self._updating.take_in(self.replica.staging.from_peer(delta), self._x, found)
+        self._ledger = wrap(self._ledger + printed)
+
     @property
     def size(self) -> int:
         """Elements of an update."""

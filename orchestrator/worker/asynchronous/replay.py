@@ -137,6 +137,7 @@ class _Repeated:
         self.clocks = list(async_phase.start)
         self.updates_made: list[CompletedUpdate] = []
         self.fault: tuple[int, OrchestratorError] | None = None
+        self.damaged: Mapping[int, int] = {}  # updates come through host memory
         self._readers = {shard: replica.start() for shard in replica.shards}
         self._seen = {shard: list(async_phase.start) for shard in replica.shards}
         self._kept: dict[Key, torch.Tensor] = {}

@@ -27,13 +27,16 @@ from orchestrator.worker.asynchronous import reports
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport, CompletedUpdate
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
 from orchestrator.worker.member.generation import Withdrawn
-from orchestrator.worker.step.checking import compare_copies
+from orchestrator.worker.step.checking import compare_copies, compare_updates
 from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step_report import Requests, Shape
 
 
 class Replica(Protocol):
     """A worker's part in a sync barrier. A server has none: it has nothing to add, and nothing to take over."""
+
+    def damaged(self) -> Mapping[int, int]:
+        """The peers from whose cards updates have arrived otherwise than they were sent, by the origin of these."""
 
     def report(self) -> BarrierReport:
         """The vote of this member."""
@@ -53,6 +56,9 @@ class Replica(Protocol):
 
 class Nothing:
     """Implements `Replica` for a member without one."""
+
+    def damaged(self) -> Mapping[int, int]:
+        return {}
 
     def report(self) -> BarrierReport:
         return BarrierReport()
@@ -99,6 +105,8 @@ def synchronize(
     free = state.free
     assert free is not None
     number, shape = free.barriers, terms.shape
+    if terms.copies and exchange.members > 1 and replayed is None:
+        compare_updates(exchange, number, state.steps, member.damaged())
     consensus = agree(exchange, number, member.report(), shape)
     if consensus.failing_shard is not None:
         raise member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")

@@ -142,6 +142,10 @@ class Traffic:
             self._transport.send(server, tag, fixed.encode(), _GRID)
             self._transport.send(server, tag, base[borders[part] : borders[part + 1]], _BASE)
 
+    def before(self, origin: int) -> int:
+        """The peer from which deltas of this origin come, where they are not cut into slices."""
+        return self._routes.before(self._member, origin)
+
     @property
     def has_peers(self) -> bool:
         return bool(self._routes.peers[self._member])

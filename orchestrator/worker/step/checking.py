@@ -135,6 +135,19 @@ def compare_copies(exchange: Exchange, barrier: int, step: int) -> None:
         raise Distrusted(Verdict(step, None, step, (), copy, copied=True))
 
 
+def compare_updates(exchange: Exchange, barrier: int, step: int, damaged: Mapping[int, int]) -> None:
+    """All tell whether an update has arrived otherwise than it was sent since the rest before; then raises Distrusted. step: as
+    above; damaged: the peer from whom it came to this member, by its origin, for members hand updates on."""
+    if not int(exchange.maximum(barrier, 1, LOOK_BACK, torch.tensor([len(damaged)]))):
+        return
+    told = torch.zeros(exchange.workers, exchange.members, dtype=torch.int64)
+    for origin, sender in damaged.items():
+        told[origin, exchange.rank] = 1 + sender
+    found = exchange.maximum(barrier, 2, LOOK_BACK, told.flatten()).view_as(told).tolist()
+    copy = _first(next(filter(None, map(_copies, found))))
+    raise Distrusted(Verdict(step, None, step, (), copy, copied=True))
+
+
 def checks_of(plan: Plan) -> Checks:
     return Checks(plan.run.seed, plan.cadence.check_every)
 
@@ -160,8 +173,13 @@ def _looked_back(
     if exchange.damaged is not None:
         vector[exchange.workers + exchange.rank] = 1 + exchange.damaged
     maxima = exchange.maximum(number, attempt, LOOK_BACK, vector).tolist()
-    copies = [(sender - 1, rank) for rank, sender in enumerate(maxima[exchange.workers :]) if sender]
+    copies = _copies(maxima[exchange.workers :])
     return maxima[: exchange.workers], _first(copies) if copies else None
+
+
+def _copies(senders: Sequence[int]) -> list[tuple[int, int]]:
+    """The damaged ones, as (sender, reader). senders: by reader, 1 + sender, or 0."""
+    return [(sender - 1, rank) for rank, sender in enumerate(senders) if sender]
 
 
 def _first(copies: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -410,6 +410,23 @@ def test_what_absorbs_updates_is_what_it_is_on_a_processor(
     assert all(map(torch.equal, sums, others))
 
 
+@every
+@fewer(1, most=30)
+@given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(0, 5))
+def test_what_takes_updates_in_is_what_it_is_on_a_processor(
+    make: Callable[[], Kernels], seed: int, blocks: int
+) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    update, *others = torch.randint(-(2**63), 2**63 - 1, (3, blocks * BLOCK), generator=dice)
+    before = torch.randint(-(2**63), 2**63 - 1, (1,), generator=dice)
+    total, own, found, expected = others[0], others[0].clone(), before.clone(), before.clone()
+    Updating(make()).take_in(update, total, found)
+    HOST.take_in(update, own, expected)
+    assert torch.equal(total, own)
+    assert torch.equal(found, expected)
+    assert exact.wrap(int(before) + HOST.absorb(update, *others)) == int(found)
+
+
 # ---- the packed form, for wires
 
 
