@@ -18,6 +18,7 @@ A process that is not told to go on ends, so there are never two where who asks 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -133,15 +134,22 @@ def without_setup(command: Sequence[str]) -> list[str]:
     return [each for each in command if each != own and not each.startswith(_LANGUAGE)]
 
 
+def program_of(command: Sequence[str]) -> list[str]:
+    """The program with its arguments, without the interpreter and its options (`-s`). The server has those already: both are
+    started by the same interpreter."""
+    return list(itertools.dropwhile(lambda each: each.startswith("-"), command[1:]))
+
+
 def forked(place: str, command: Sequence[str]) -> bool:
     """Whether the server has made a worker of this command."""
     if os.path.basename(command[1]) == _SETUP:  # noqa: PTH119
         return False  # with a runtime environment of its own
+    program = program_of(command)
     connection = connected(place)
     if connection is None:
         return False
     with connection:
-        answer = ask(connection, {"argv": list(command[1:]), "environ": dict(os.environ), "interpreter": command[0]})
+        answer = ask(connection, {"argv": program, "environ": dict(os.environ), "interpreter": command[0]})
     return answer is not None and "forked" in answer
 
 

@@ -62,6 +62,12 @@ def test_rays_setup_of_a_worker_is_left_out_as_ray_does() -> None:
     assert not client.forked("/nowhere", asked_for)
 
 
+def test_a_server_is_asked_for_the_program_and_not_for_the_options_of_the_interpreter() -> None:
+    # as Ray hands on those of `python -s -m orchestrator`
+    command = client.without_setup([*RAYS[:2], "-S", "-s", *RAYS[2:]])
+    assert client.program_of(command) == ["/ray/default_worker.py", "--node-ip=1.2.3.4"]
+
+
 def test_a_worker_is_what_ray_meant_where_no_server_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     become: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(os, "execv", lambda path, command: become.append((path, command)))
