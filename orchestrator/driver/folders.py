@@ -28,19 +28,23 @@ def project_folder(project: Path) -> Path:
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            [f"{folder} cannot be written: {error.strerror}"],
-            "run from a folder in which you may write",
-            code="project.unwritable",
-        ) from error
+        raise _unwritable(folder, error) from error
     return folder
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        [f"{folder} cannot be written: {error.strerror}"],
+        "run from a folder in which you may write",
+        code="project.unwritable",
+    )
 
 
 class RunFolder:
     """The files of one run, in `.orchestrator/<run id>/`."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
-        """Raises UsageError."""
+        """Raises UsageError, and ConfigurationError where the folder is missing and cannot be made."""
         if not _ID.fullmatch(run_id):  # a store of others has given it
             raise UsageError(
                 f"{run_id!r} is no id of a run",
@@ -48,7 +52,10 @@ class RunFolder:
                 code="record.not-an-id",
             )
         self.path = folder / run_id
-        self.path.mkdir(exist_ok=True)
+        try:
+            self.path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
         _require_own_files(self.path)
         self._lock: int | None = None
         self._synced: dict[Path, tuple[int, int]] = {}  # inode and time of change

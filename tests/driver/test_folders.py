@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.checkpoint.storage import LocalFolder
 from orchestrator.driver.folders import RunFolder, project_folder, write_json
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -51,3 +52,10 @@ def test_the_folders_of_checkpoints_are_on_the_disk_before_their_manifest(tmp_pa
     assert [stat.S_ISDIR(path.stat().st_mode) for path in synced[-1:]] == [True]
     LocalFolder(place)
     assert synced[-1] == place
+
+
+def test_a_run_whose_folder_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    # a project on a file system that is read-only now has its .orchestrator already
+    (tmp_path / ".orchestrator").write_text("")
+    with refused("project.unwritable", ".orchestrator"):
+        RunFolder(tmp_path / ".orchestrator", "a")
