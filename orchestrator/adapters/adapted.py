@@ -31,6 +31,7 @@ class Adapted(Pipeline):
 
     # The options of the schedule `plateau`, if the code has one that the settings do not have yet.
     plateau: Mapping[str, Any] | None = None
+    sets_modes = False  # whether layers that are built in evaluation mode stay in it
     follows_settings = False  # whether the rate is that of the settings, though there is a rate()
     validation_batch = 0  # the number of the validation batch that is looked at, in the order of the validation set
 
@@ -40,7 +41,7 @@ class Adapted(Pipeline):
         return []
 
     def notes(self) -> list[str]:
-        """For a person who launches it, a sentence each. Nothing has been built or read yet."""
+        """For a person who launches it, a sentence each. Nothing has been read yet."""
         return []
 
     def summarized(self, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -313,6 +313,22 @@ def test_a_launch_tells_what_is_not_recorded() -> None:
     assert "(train_loss)" in note
 
 
+class Frozen(Lit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2).eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+def test_a_layer_that_is_built_in_evaluation_mode_stays_in_it_and_is_named() -> None:
+    pipeline = made(f"{__name__}:Frozen")
+    model: Any = construction.make_model(pipeline, 0)
+    assert [model.training, model.norm.training] == [True, False]
+    assert any("norm" in each for each in pipeline.notes())
+
+
 class Backwards(Sampler[int]):
     def __init__(self, rows: Any) -> None:
         self.rows = rows

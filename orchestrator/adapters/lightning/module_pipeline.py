@@ -33,11 +33,13 @@ class ModulePipeline(Adapted):
     own_of_data: ClassVar[frozenset[str]]  # likewise of the data module
     validated: ClassVar[frozenset[str] | None]  # the names that validation_step logs; None where that is not known
     told: ClassVar[tuple[str, ...]]  # what a launch tells of the module
+    sets_modes = True
 
     def __init__(self, **args: Any) -> None:
         self._args = args
         self._trainer = Trainer()
         self._loaders: Loaders | None = None
+        self._still: list[str] = []  # the outermost layers in evaluation mode
         self._metrics: dict[str, Any] = {}  # of torchmetrics, by the name under which each is logged
         self._evaluated: tuple[Any, dict[str, float]] | None = None  # the batch whose loss came last, its metrics
 
@@ -49,6 +51,7 @@ class ModulePipeline(Adapted):
                 "return the loss from training_step; two optimizers take turns in one (docs/porting.md)",
                 code="lightning.manual-built",
             )
+        self._still = [name for name, part in module.named_children() if not part.training]
         return module  # type: ignore[no-any-return]
 
     def built(self) -> Any:
@@ -90,7 +93,10 @@ class ModulePipeline(Adapted):
         return list(self._loaders.notes(course))
 
     def notes(self) -> list[str]:
-        return list(self.told)
+        if not self._still:
+            return list(self.told)
+        name, layers = self.module_class.__name__, ", ".join(self._still)
+        return [f"{name} builds layers in evaluation mode, which stay in it, as in a Trainer: {layers}", *self.told]
 
     def loss(self, model: Any, batch: Any) -> Any:
         return self._loss(model, batch, 0)

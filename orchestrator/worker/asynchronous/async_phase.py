@@ -237,8 +237,8 @@ class _AsyncPhase:
 
 
 class _Copies:
-    """Compares deltas as they arrived with their fingerprints, of each origin all together. It costs no time: a device adds a
-    delta and its fingerprint in one pass, and is asked once."""
+    """Compares deltas as they arrived with their fingerprints, of each origin all together. A device adds a delta and its
+    fingerprint in one pass, and is asked once."""
 
     def __init__(self, replica: FreeReplica, traffic: Traffic, workers: int) -> None:
         self._replica = replica

@@ -46,7 +46,7 @@ def make_pipeline(kind: type[Pipeline], args: Mapping[str, Any], seed: int) -> P
 
 
 def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
-    """The pipeline's model, in training mode."""
+    """The pipeline's model, in training mode; parts of it may be in evaluation mode where an adapter's framework keeps them."""
     with naming("model()"), seeded(seed, "model"):
         model: Any = pipeline.model()
     if not isinstance(model, torch.nn.Module):
@@ -55,8 +55,9 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
         )
     with naming("reading the model's layers"):
         refusals.refuse_clashes(model)
-    with naming("train() of the model"):
-        model.train()
+    if not (isinstance(pipeline, Adapted) and pipeline.sets_modes):
+        with naming("train() of the model"):
+            model.train()
     return model
 
 
