@@ -28,6 +28,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
+from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.compiled import Loops, inverts
 from orchestrator.numerics.grid import ABSENT, Grid
 from orchestrator.numerics.layout import BLOCK, Layout, Slot, most_waiting
@@ -54,11 +55,13 @@ class Accumulator:
 
     total: float64 (exact) or float32 (fast), of the layout's size; the caller owns it, and may read it after `complete`.
     finished: the fingerprint of what `complete` has written in place of the total, or None.
+    lent: whether contributions are the user's code's, which may write there again.
     most_waiting: with so many since `clear`, and again with so many more, all that wait are added up, and may change then.
     """
 
-    def __init__(self, layout: Layout, total: torch.Tensor, *, exact: bool) -> None:
+    def __init__(self, layout: Layout, total: torch.Tensor, *, exact: bool, lent: bool = False) -> None:
         self._exact = exact
+        self._lent = lent
         self._slots = layout.slots
         self._places = numpy.array([(slot.offset, slot.elements) for slot in layout.slots], numpy.int64).reshape(-1, 2)
         self._total = total
@@ -68,13 +71,15 @@ class Accumulator:
 
     def clear(self) -> None:
         self._waiting: list[tuple[Tensors, list[int], float]] = []
+        self._places_taken: set[int] = set()  # by those that wait
         self._magnitudes = numpy.empty((0, len(self._slots)), numpy.int64)
         self._fresh = True  # the total still holds an earlier sum
         self.finished: int | None = None
 
     def add(self, tensors: Tensors, weight: float, grid: Grid) -> None:
         """Take weight * tensors in; None contributes nothing. The tensors must stay as they are until `complete`; the grid is
-        the same since `clear`. A tensor whose grid is not set yet is added without rounding: the step will be repeated."""
+        the same since `clear`. A tensor whose grid is not set yet is added without rounding: the step will be repeated. Raises
+        PipelineRaised where one that is lent lies where another one waits."""
         self._grid = grid
         # At once: whatever Python touches here has just been made, and will have left the cache by the time all are added up.
         ordered = [
@@ -82,6 +87,8 @@ class Accumulator:
             for tensor, slot in zip(tensors, self._slots, strict=True)
         ]
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in ordered]
+        if self._lent:
+            take_places(self._places_taken, addresses, self._slots)
         self._waiting.append((ordered, addresses, weight))
         if len(self._waiting) == self.most_waiting:
             self._add_waiting()
@@ -131,7 +138,26 @@ class Accumulator:
         self.finished = None if alone is None else found
         self._magnitudes = numpy.concatenate([self._magnitudes, weighted(largest, numbers[:shards, None])])
         self._waiting = []
+        self._places_taken = set()
         self._fresh = False
+
+
+def take_places(taken: set[int], places: Sequence[int], slots: Sequence[Slot]) -> None:
+    """Add where tensors of one contribution begin to where others wait; 0 for none. Raises PipelineRaised where one waits."""
+    if not taken.isdisjoint(places):
+        raise overwritten(next(slot.name for slot, place in zip(slots, places, strict=True) if place in taken))
+    taken.update(places)
+    taken.discard(0)
+
+
+def overwritten(name: str) -> PipelineRaised:
+    """The error of a gradient that waits to be added up, and in whose memory the user's code has written."""
+    return PipelineRaised(
+        f"the gradient of {name!r} was overwritten while the next batch was computed",
+        "gradients of several batches wait until they are added up: have hooks, autograd functions and contributions return a "
+        "new tensor each time",
+        code="model.gradient-overwritten",
+    )
 
 
 def weighted(largest: NDArray[numpy.int32], weights: NDArray[numpy.float64]) -> NDArray[numpy.int64]:

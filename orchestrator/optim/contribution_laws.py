@@ -5,7 +5,7 @@ It cannot see whether a model still learns with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,11 +35,14 @@ def _broken(transform: Transform | None) -> str | None:
         gradients[step % len(gradients)] = None  # a parameter that this micro-batch does not use
         before = _copies(gradients), _copies(state.values())
         result, following = transform.update(gradients, state)
-        again, _ = transform.update(gradients, state)
+        again, others = transform.update(gradients, state)
         if not (_equal(before[0], gradients) and _equal(before[1], list(state.values()))):
             return "changes gradients or state in place: return new tensors"
         if not _equal(result, again):
             return "gives other values for the same gradients and the same state: it must keep nothing but its state"
+        made, later = _places(result, following.values()), _places(again, others.values())
+        if (made & later) - _places(gradients, state.values()):
+            return "returns tensors in the memory of those before, which may wait to be added up: return new tensors"
         if not _alike(gradients, result):
             return "returns gradients of another number, shape or type than it got"
         if not _same_names(state, following):
@@ -50,6 +53,11 @@ def _broken(transform: Transform | None) -> str | None:
 
 def _copies(tensors: Any) -> list[torch.Tensor | None]:
     return [None if tensor is None else tensor.clone() for tensor in tensors]
+
+
+def _places(*tensors: Iterable[torch.Tensor | None]) -> set[int]:
+    """The addresses of the memory in which these lie."""
+    return {each.untyped_storage().data_ptr() for some in tensors for each in some if each is not None and each.numel()}
 
 
 def _equal(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> bool:

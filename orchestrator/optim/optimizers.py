@@ -49,6 +49,7 @@ _FUSED_ON = ("cuda",)
 _MOMENTUM = "momentum_buffer"  # in the state of torch's SGD
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
+_PLAIN = (types.NoneType, bool, int, float, str, numpy.generic)  # values in a state that are nothing but themselves
 _TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
 _CLOSURE = "it calls the model again within its step, but workers add up one gradient for a step"
 _UNFIT: dict[type[torch.optim.Optimizer], tuple[str, str]] = {
@@ -297,11 +298,16 @@ def without_schedulers() -> Iterator[None]:
 
 
 def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Each group without its parameters; comparable, tensors by their versions."""
-    return [
-        {key: (id(v), v._version) if isinstance(v, torch.Tensor) else v for key, v in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
+    """Each group without its parameters; comparable, tensors by their versions, and containers as they are now."""
+    return [{key: _as_it_is(v) for key, v in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _as_it_is(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if isinstance(value, (list, tuple)):
+        return type(value), *map(_as_it_is, value)
+    return {key: _as_it_is(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -389,7 +395,8 @@ def remembered(name: str, options: Mapping[str, Any]) -> float:
 
 def keep_own(optimizer: torch.optim.Optimizer, *shared: torch.Tensor) -> None:
     """Give what the optimizer keeps of `shared`, which a later step overwrites, memory of its own: with gradients that are new
-    in each step, a state may hold the last one itself. Those of the table hold none."""
+    in each step, a state may hold the last one itself. Those of the table hold none. Raises PipelineRaised for a state of which
+    nobody knows what it holds."""
     if type(optimizer) in OPTIMIZERS.values():
         return
     places = _places(shared)
@@ -419,6 +426,14 @@ def _own(value: Any, places: Set[int]) -> Any:
     elif type(value) is tuple:
         items = tuple(_own(item, places) for item in value)
         return items if any(own is not item for own, item in zip(items, value, strict=True)) else value
+    elif not isinstance(value, _PLAIN):
+        kind = type(value)
+        raise PipelineRaised(
+            f"the optimizer keeps a {kind.__module__}.{kind.__qualname__} in its state: no checkpoint can hold that, and a "
+            "gradient in it would be overwritten by the next step",
+            "keep tensors, numbers, text, and lists, tuples and dicts of these in optimizer.state[parameter]",
+            code="optimizer.state-value",
+        )
     return value
 
 

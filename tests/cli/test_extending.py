@@ -102,6 +102,13 @@ class Beside(Understates):
 class Overwrites(Forgets):
     def update(self, gradients, state):
         return [None if each is None else each.mul_(2) for each in gradients], state
+
+class Lends(Forgets):
+    memory = {}
+    def update(self, gradients, state):
+        places = [None if each is None else self.memory.setdefault(each.shape, each.clone()) for each in gradients]
+        pairs = zip(places, gradients)
+        return [None if each is None else place.copy_(each) for place, each in pairs], state
 '''
 
 REFUSED = {
@@ -128,6 +135,7 @@ REFUSED = {
     "optimizer.name=wrong:stingy": r"^optimizer: wrong:stingy changes gradients, which other workers still read",
     "contribution=wrong:Forgets": r"^contribution: wrong:Forgets returns a state with other names, shapes or types",
     "contribution=wrong:Overwrites": r"^contribution: wrong:Overwrites changes gradients or state in place",
+    "contribution=wrong:Lends": r"^contribution: wrong:Lends returns tensors in the memory of those before, which may wait",
     "compression=wrong:Understates": r"^compression: wrong:Understates puts \d[\d.]* into phase 0, where it says that 0\.5 is",
     "compression=wrong:Beside": r"^compression: wrong:Beside makes of a shard what depends on the shards beside it",
     "compression.evry=2": r"^compression\.evry: variants\.by_turns:ByTurns has no evry; did you mean every\?",

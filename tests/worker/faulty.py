@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -610,6 +611,22 @@ class ReusesGradientInHook(Numbered):
         return model
 
 
+class Arrays(Workspace):
+    """The same by numpy, which raises no version."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        memory = Workspace.memory.setdefault(ctx.owner, torch.empty(CLASSES, FEATURES)).numpy()
+        numpy.multiply(gradients[0].numpy(), 2, out=memory)
+        return torch.from_numpy(memory)
+
+
+class ReusesAnArray(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        weight: Tensor = Arrays.apply(model.get_parameter("weight"))  # type: ignore[no-untyped-call]
+        return functional.cross_entropy(functional.linear(batch[0], weight), batch[1])
+
+
 class KeepsState(Numbered):
     """A curriculum that counts batches in the pipeline."""
 
@@ -831,6 +848,40 @@ class ChangesBetasInLoss(Numbered):
         group = self.chosen.param_groups[0] if hasattr(self, "chosen") else {"betas": (0.9, 0.9)}
         group["betas"] = (group["betas"][0] / 2, group["betas"][1])
         return super().loss(model, batch)
+
+
+class ChangesAListOfGroupsInLoss(ChangesBetasInLoss):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = super().optimizer(model)
+        optimizer.param_groups[0]["betas"] = [0.9, 0.99]
+        return optimizer
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        if hasattr(self, "chosen"):
+            self.chosen.param_groups[0]["betas"][0] /= 2
+        return Numbered.loss(self, model, batch)
+
+
+class KeepsGradientsInAQueue(Optimizing):
+    """The last gradients, which a state may hold in tensors, lists, tuples and dicts alone."""
+
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self.state[parameter].setdefault("last", deque(maxlen=2)).append(parameter.grad)
+            return super().step(closure)
+
+
+class KeepsGradientsAsArrays(Optimizing):
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self.state[parameter]["last"] = [parameter.grad.numpy()]
+            return super().step(closure)
 
 
 class ArrayInParamGroups(Numbered):

@@ -190,6 +190,9 @@ COMPUTING = [
     Fault(f.ScalesGradientsThroughData, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
     Fault(f.SetsRatesInStep, PipelineRaised, ("changed its learning rate", "step 0", "`schedule`"), OWN),
     Fault(f.ChangesBetasInLoss, PipelineRaised, ("'betas'", "param_groups", "while a batch"), OWN),
+    Fault(f.ChangesAListOfGroupsInLoss, PipelineRaised, ("'betas'", "param_groups", "while a batch"), OWN),
+    Fault(f.KeepsGradientsInAQueue, PipelineRaised, ("optimizer keeps a collections.deque", "lists, tuples"), OWN),
+    Fault(f.KeepsGradientsAsArrays, PipelineRaised, ("optimizer keeps a numpy.ndarray", "tensors"), OWN),
     Fault(f.RaisesInALaterRate, PipelineRaised, ("rate() (step 2) raised IndexError", "faulty.py")),
     Fault(f.ArrayInParamGroups, PipelineRaised, ("param_groups of the optimizer raised ValueError",), OWN),
     Fault(f.WantsAClosure, PipelineRaised, ("optimizer", "step 0", "closure"), OWN),
@@ -219,6 +222,14 @@ def test_one_tells_and_all_end(number: int) -> None:
 @pytest.mark.parametrize("fault", COMPUTING, ids=str)
 def test_one_tells_and_all_end_on_every_layout(fault: Fault) -> None:
     _assert_one_tells(fault, LAYOUTS)
+
+
+@pytest.mark.parametrize("compression", [None, {"name": "topk", "ratio": 0.5}], ids=str)
+def test_gradients_in_one_array_are_told_where_they_wait_for_each_other(compression: dict[str, Any] | None) -> None:
+    """No version tells: numpy has written there."""
+    (end,) = members_end(f.ReusesAnArray, compression=compression)
+    assert isinstance(end, PipelineRaised)
+    assert "the gradient of 'weight' was overwritten" in str(end)
 
 
 def _assert_one_tells(fault: Fault, layouts: Sequence[Layout]) -> None:

@@ -26,6 +26,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import foreach
 from orchestrator.numerics.byte_layout import bytes_of, same_bits
 from orchestrator.numerics.copy_stream import page_locked
+from orchestrator.numerics.exact import overwritten
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.worker.model.construction import layout_of
@@ -301,12 +302,7 @@ class Replica:
         now = _versions(self._given)
         if now != self._given_versions:
             i = next(i for i, version in enumerate(now) if version != self._given_versions[i])
-            raise PipelineRaised(
-                f"the gradient of {self.layout.slots[i].name!r} was overwritten while the next batch was computed",
-                "gradients of several batches wait until they are added up: have hooks and autograd functions return a "
-                "new tensor each time",
-                code="model.gradient-overwritten",
-            )
+            raise overwritten(self.layout.slots[i].name)
         if buffers:
             self._check_places()
         fixed = self._fixed_start if buffers else {}

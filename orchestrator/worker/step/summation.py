@@ -85,7 +85,7 @@ class DirectSum:
         self._accumulator: exact.Accumulator | device.Accumulator
         if kernels is None:
             is_exact = memory.contribution.dtype == torch.float64
-            self._accumulator = exact.Accumulator(layout, memory.contribution, exact=is_exact)
+            self._accumulator = exact.Accumulator(layout, memory.contribution, exact=is_exact, lent=True)
         else:
             self._accumulator = device.Accumulator(layout, memory.contribution, kernels, runs)
         self._memory = memory
@@ -179,6 +179,7 @@ class CompressedSum:
         self._held: list[Held] = []
         self._statistics: list[Tensors] = []
         self._largest: list[torch.Tensor] = []
+        self._places_taken: set[int] = set()  # by those that are held
         self._following = self.replicated
 
     def add(self, shard: int, tensors: Tensors, weight: float, grid: Grid) -> None:  # noqa: ARG002
@@ -201,6 +202,8 @@ class CompressedSum:
             foreach.copy(copies, originals)
             for i, copied in zip(passing, copies, strict=True):
                 flat[i] = copied
+        places = [0 if each is None else each.data_ptr() for each in flat]
+        exact.take_places(self._places_taken, places, self._slots)
         self._held.append(Held(shard, weight, flat[: self._parameters]))
         self._statistics.append(flat[self._parameters :])
 
