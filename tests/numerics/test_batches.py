@@ -49,6 +49,17 @@ def test_what_is_written_later_is_not_in_the_copy(beside: Any) -> None:
     assert found["names"] == ["a"]
 
 
+def test_containers_are_copied_and_what_nobody_can_change_is_not() -> None:
+    text, inner = "a" * 100, [1, 2]
+    batch = {"texts": [text, text], "numbers": (inner, inner, (1, 2)), 3: None}
+    found = copied(batch)
+    inner.append(3)
+    assert found == {"texts": [text, text], "numbers": ([1, 2], [1, 2], (1, 2)), 3: None}
+    assert found["texts"] is not batch["texts"]
+    assert found["texts"][0] is text
+    assert found["numbers"][0] is found["numbers"][1]
+
+
 def test_an_array_is_copied_and_shared_tensors_stay_shared() -> None:
     rows, weights = torch.ones(2), numpy.ones(2)
     first, second, array = copied((rows, rows, weights))

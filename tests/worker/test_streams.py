@@ -25,7 +25,7 @@ from orchestrator.worker import worker
 from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import runs
-from tests.worker.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
+from tests.worker.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings, survive
 from tests.worker.runs import Layout, Run, assert_same_run, members_end, rotating, train
 
 pytestmark = pytest.mark.threads
@@ -193,6 +193,49 @@ def test_a_lost_host_leaves_its_streams_to_others(kind: str, at: int) -> None:
     assert sum(ends[-1] == "dead" for ends in told.ends) == 2
     assert run.went_back == 0
     _unmoved(told, kind)
+
+
+class Refilling(Stream):
+    """All shards have their samples in the same memory."""
+
+    def __init__(self) -> None:
+        self._memory = numpy.zeros(4, numpy.float32)
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:  # noqa: ARG002
+        for number in itertools.count(shard, shards):
+            self._memory[:] = torch.rand(4, generator=generator).numpy()
+            yield torch.from_numpy(self._memory), number % 3
+
+
+class OfRefilled(OfStream):
+    def datasets(self) -> tuple[Any, Any]:
+        return Refilling(), None
+
+
+class Halving(OfStream):
+    """Its `collate` writes into the samples, and its `loss` into the batch."""
+
+    def datasets(self) -> tuple[Any, Any]:
+        return Plain(), None
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        items[0][0].mul_(0.5)
+        return items[0][0][None], torch.tensor([items[0][1]])
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, [batch[0].sub_(0.25), batch[1]])
+
+
+@pytest.mark.parametrize("pipeline", [OfRefilled, Halving])
+@pytest.mark.parametrize("compression", [None, {"name": "topk", "ratio": 0.3}], ids=str)
+def test_a_step_that_is_repeated_has_the_samples_as_they_were(
+    pipeline: type[Pipeline], compression: dict[str, Any] | None
+) -> None:
+    settings: dict[str, Any] = {"shards": 4, "batch_size": 4, "steps": 5, "compression": compression}
+    faults = [Fault(0, at, "call off") for at in range(17, 60, 5)]
+    whole, told = (survive(pipeline, Layout(1), each, args={"kind": ""}, **settings) for each in ([], faults))
+    assert told.generations > 4
+    assert (told.trace, told.digest) == (whole.trace, whole.digest)
 
 
 @pytest.mark.long

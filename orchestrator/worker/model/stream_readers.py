@@ -31,6 +31,7 @@ from orchestrator.data.files.stream import Stream
 from orchestrator.data.loaders import fingerprint
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
 from orchestrator.numerics import streams
+from orchestrator.numerics.batches import copied
 from orchestrator.numerics.byte_layout import of_bytes
 from orchestrator.optim.transforms import State
 from orchestrator.pipeline import naming
@@ -207,17 +208,23 @@ class _Reader:
         if not self._live and (indices.start < self._begin or not indices.start):
             usable = self._settled is not None and _samples_taken(self._settled) <= indices.start
             self._restart(self._settled if usable and self._settled is not None else self._first)
+        new: list[Any] = []
         while self._end < indices.stop:
-            self._keep(self._next(where), where)
-            if self._settled is None and self._end <= indices.start:
+            passes = self._settled is None and self._end < indices.start
+            new.append(self._next(where))
+            # The stream may write the next sample there, and what makes a batch of it may change it.
+            self._keep(new[-1] if passes else copied(new[-1]), where)
+            if passes:
                 self._trim(self._end)
+                new.clear()
         if self._end == indices.stop:
             self._marks[self._end] = self._now()
         self._last = indices.stop
-        found = self._kept[indices.start - self._begin : indices.stop - self._begin]
+        new = new[-len(indices) :]
+        again = self._kept[indices.start - self._begin : indices.stop - self._begin - len(new)]
         if self._settled is None:
             self._trim(indices.start)
-        return found
+        return [*map(copied, again), *new]
 
     def row(self) -> State:
         return self._marks[self._last]
