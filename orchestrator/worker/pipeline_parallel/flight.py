@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -34,9 +36,11 @@ class Flight:
     loss: torch.Tensor | None = None  # of the last stage; None in the others
     recording: Recording | None = None  # that has done its forward pass; None where it was computed
 
-    def light(self) -> Flight:
-        """Without its activations."""
-        return replace(self, record=None, loss=None if self.loss is None else self.loss.detach())
+    def light(self, batch: Any) -> Flight:
+        """Without its activations. batch: from which they are computed anew, as it was before the forward pass."""
+        assert self.call.given is not None
+        call = self.call._replace(function=partial(self.call.given.function, batch), given=None)
+        return replace(self, record=None, call=call, loss=None if self.loss is None else self.loss.detach())
 
     def whole(self, stage: Stage, replica: Replica) -> Flight:
         """With its activations, which are computed anew where they were not kept. Raises as a forward pass does."""

@@ -23,6 +23,7 @@ import torch
 from orchestrator.comm.collectives import Exchange
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics import foreach
+from orchestrator.numerics.batches import copied
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer, Staging
 from orchestrator.optim import optimizers
@@ -167,10 +168,13 @@ class StageTrainer:
         parts, links = self._parts, self._links
         tag = (*when, messages.ACTIVATIONS, shard)
         arrived = links.take_from_before(tag)
-        flight, leaves = None, None
+        flight, leaves, batch = None, None, None
         if arrived is None or arrived.note:
             try:
                 with parts.workload.call(when[0], shard, waits=shard not in self._at_once) as call:
+                    if shard not in self._kept:  # loss() may change it
+                        assert call.given is not None
+                        batch = copied(call.given.batch)
                     parts.replica.begin_shard()
                     seeded = Generators.now()
                     came = None if arrived is None else messages.activations(arrived, seeded)
@@ -191,7 +195,7 @@ class StageTrainer:
                 self._faults[shard] = error
                 flight = None
         if flight is not None and (leaves is not None or flight.loss is not None):
-            flights[shard] = flight if shard in self._kept else flight.light()
+            flights[shard] = flight if shard in self._kept else flight.light(batch)
         links.give_behind(tag, leaves if flight is not None else None, None if flight is None else flight.seeded)
 
     def _backward(
