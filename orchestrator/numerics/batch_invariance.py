@@ -30,6 +30,7 @@ from typing import Any
 import numpy
 import torch
 
+from orchestrator.numerics.batches import copied
 from orchestrator.numerics.byte_layout import bytes_of, same_bits
 
 ROWS = 8  # of a tile
@@ -130,10 +131,10 @@ def _tried(call: Call, inputs: Any) -> InvarianceTrial:
     number = count(inputs)
     if number < 2:
         return InvarianceTrial(None, "there are not two samples to try it with")
-    whole = call(inputs)
+    whole = call(copied(inputs))  # which the user's code may change in place
     for path, part in parts(whole, lists=True):
         _checked(part, number, f" ({_named(path)})" if path else "")
-    if not _same(whole, call(inputs)):
+    if not _same(whole, call(copied(inputs))):
         return InvarianceTrial(
             None, "its answers are others each time, as of a model that draws random numbers or keeps state"
         )

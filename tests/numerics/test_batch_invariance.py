@@ -111,6 +111,12 @@ def test_what_tiles_would_answer_wrongly_stays_together_and_is_named(call: Any, 
     assert why in str(found.why)
 
 
+def test_a_call_that_changes_its_inputs_in_place_is_tried_with_them_as_they_came() -> None:
+    inputs = torch.arange(24.0).reshape(8, 3)
+    assert batch_invariance.tried(lambda rows: rows.mul_(2).sum(1), inputs).rows is not None
+    assert inputs[0].tolist() == [0, 1, 2]
+
+
 def test_a_single_sample_proves_nothing() -> None:
     assert tried(nn.Identity(), 1).rows is None
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.errors import PipelineRaised
+from orchestrator.numerics.batches import copied
 from orchestrator.worker.ensemble.combinations import Combination
 
 _TINY = 1e-300  # below it float64 has not all of its digits
@@ -60,7 +61,10 @@ class EnsembleModel(nn.Module):
         """(M, rows, ..., classes) float64: the members' probabilities; or their values, (M, rows, ...).
 
         Raises PipelineRaised."""
-        found = [member(*args, **kwargs) for member in self.members]
+        *others, last = self.members
+        # Each the inputs as they came: a model may change them in place, and what calls it may go on with that.
+        found = [member(*copied(args), **copied(kwargs)) for member in others]
+        found.append(last(*args, **kwargs))
         for each in found:
             if not isinstance(each, Tensor) or not each.is_floating_point():
                 raise PipelineRaised(

@@ -58,6 +58,22 @@ class Constant(nn.Module):
         return torch.stack([self.sure.expand(len(rows)), *[torch.zeros(len(rows))] * (p.CLASSES - 1)], 1)
 
 
+class Centring(nn.Module):
+    """Changes its inputs in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(p.FEATURES, p.CLASSES)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.layer(rows.sub_(0.5).mul_(2)))
+
+
+class Centred(p.Small):
+    def model(self) -> nn.Module:
+        return Centring()
+
+
 class Knowing(p.Small):
     """All rows are of class 0."""
 
@@ -92,6 +108,17 @@ def test_the_whole_is_the_mean_of_the_probabilities() -> None:
             model(rows).softmax(1).double(), expected, atol=1e-6
         )  # logits that stand where a member's do
     assert model(rows).dtype == torch.float32
+
+
+def test_each_member_is_given_the_inputs_as_they_came() -> None:
+    model = replace(BLUEPRINT, target=f"{__name__}:Centred").build()
+    rows = torch.randn(9, p.FEATURES)
+    with torch.no_grad():
+        found, given = model.outputs(rows.clone()), [rows.clone() for _ in model.members]
+        expected = [member(each).double().softmax(1) for member, each in zip(model.members, given, strict=True)]
+        model.outputs(rows)
+    assert torch.equal(found, torch.stack(expected))
+    assert torch.equal(rows, given[0]), "and what has called it finds them as one model leaves them"
 
 
 def test_members_that_agree_do_not_disagree_and_the_whole_is_as_good_as_they() -> None:
