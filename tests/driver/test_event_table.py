@@ -200,10 +200,8 @@ EXAMPLES = [
             "workers": (),
             "names": ["worker 1 on n", "worker 0 on n"],
         },
-        (
-            "warning: what worker 1 on n sent to worker 0 on n in the sum of step 4 arrived otherwise; the step is repeated",
-        ),
-        changes={"wrong": ("what worker 1 on n sent to worker 0 on n in the sum of step 4 arrived otherwise",)},
+        ("warning: what worker 1 on n sent to worker 0 on n in step 4 arrived otherwise; the step is repeated",),
+        changes={"wrong": ("what worker 1 on n sent to worker 0 on n in step 4 arrived otherwise",)},
     ),
     Example("shard_state_unprotected", {"worker": 1, "why": "w"}, {"worker": 1, "why": "w"}),
     Example(

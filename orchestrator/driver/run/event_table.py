@@ -147,7 +147,7 @@ def _differing(facts: Facts) -> tuple[str, ...]:
     """A sentence for each worker that computed wrongly; or one for those whose answers differ."""
     verdict, wrong, between = facts["verdict"], facts["wrong"], facts["between"]
     if verdict.copied:
-        return (f"what {between[0]} sent to {between[1]} in the sum of step {verdict.step} arrived otherwise",)
+        return (f"what {between[0]} sent to {between[1]} in step {verdict.step} arrived otherwise",)
     what = f"shard {verdict.shard}" if verdict.shard is not None else "the memory of its sum"
     spread = f"; it may have done so since step {verdict.since}" if verdict.since < verdict.step else ""
     told = tuple(f"{each} computed {what} of step {verdict.step} wrongly{spread}" for each in wrong)
