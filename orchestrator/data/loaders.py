@@ -325,10 +325,29 @@ def _payload(answer: dict[str, Any]) -> bytes:
         return _pickled({"failed": error.as_dict()})
 
 
+class _Pickler(pickle.Pickler):
+    """Tensors that share memory share it on the other side: the loss may write into one, and would change the other."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._memory: dict[tuple[int, torch.dtype], Any] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.layout != torch.strided:
+            return NotImplemented
+        function, (storage, *others), *state = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+        if not isinstance(storage, torch.TypedStorage):
+            return NotImplemented
+        storage = self._memory.setdefault((value.untyped_storage().data_ptr(), value.dtype), storage)
+        return function, (storage, *others), *state
+
+
 def _pickled(message: object) -> bytes:
     """Raises PipelineRaised: a batch is of the user's making, and its classes say how they are pickled."""
+    stream = io.BytesIO()
     try:
-        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        _Pickler(stream).dump(message)
+        return stream.getvalue()
     except Exception as error:
         raise PipelineRaised(
             f"a batch of the pipeline cannot be handed to another process: {error}",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +161,16 @@ def test_a_loader_ends_when_its_worker_is_killed() -> None:
 def test_a_run_has_the_same_bits_with_loaders(pipeline: type[p.Small], layout: Layout, loaders: int) -> None:
     reference = train(pipeline, ONE, epochs=2)
     assert train(pipeline, layout, epochs=2, loaders=loaders).trace == reference.trace
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("forked")
+def test_tensors_that_share_memory_share_it_with_loaders() -> None:
+    """The loss writes into one, and changes the other."""
+    settings: dict[str, Any] = {"steps": 3}
+    expected = train(p.Overlapping, **settings)
+    found = train(p.Overlapping, loaders=1, **settings)
+    assert (found.trace, found.digest) == (expected.trace, expected.digest)
 
 
 @pytest.mark.ray

@@ -456,6 +456,24 @@ class CustomBatches(Small):
         )
 
 
+class Overlapping(Small):
+    """The inputs and what they are compared with lie in the same memory, and the loss changes one of them in place."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(FEATURES - 1, FEATURES - 1)
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        rows = torch.stack([row for row, _ in samples])
+        return rows[:, :-1], rows[:, 1:]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        inputs, following = batch
+        return (model(inputs.mul_(0.5).clone()) - following).square().mean()
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {}
+
+
 class Texts(Dataset[Any]):
     def __init__(self, rows: int) -> None:
         self.texts = ["x" * random.randrange(9) for _ in range(rows)]
