@@ -105,14 +105,15 @@ class Files:
         return self._read(self._file_of(index), [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """File by file: one that others have to make room for is opened once."""
+        """File by file: one that others have to make room for is opened once. A sample that is there twice is read twice, for
+        what makes a batch of it may change it."""
         found: dict[int, Any] = {}
         by_file: dict[int, list[int]] = {}
-        for index in indices:
-            by_file.setdefault(self._file_of(index), []).append(index)
-        for number, those in by_file.items():
-            found |= zip(those, self._read(number, those), strict=True)
-        return [found[index] for index in indices]
+        for place, index in enumerate(indices):
+            by_file.setdefault(self._file_of(index), []).append(place)
+        for number, places in by_file.items():
+            found |= zip(places, self._read(number, [indices[place] for place in places]), strict=True)
+        return [found[place] for place in range(len(indices))]
 
     def _read(self, number: int, indices: Sequence[int]) -> list[Any]:
         first = int(self._ends[number - 1]) if number else 0

@@ -108,16 +108,20 @@ class Packed:
         first = (index - (int(self._ends[file - 1]) if file else 0)) * self._length
         last, starts = first + self._length, self._starts_of(file)
         before = int(self._last[file - 1]) if file else 0
-        found, number = [], int(starts.searchsorted(first, "right")) - 1
+        found: list[Any] = []
+        positions: list[Any] = []
+        number = int(starts.searchsorted(first, "right")) - 1
         while number < len(starts) and starts[number] < last:
             begin, end = int(starts[number]), int(starts[number]) + int(self._counts[before + number])
             if end > max(first, begin):
-                found.append((self._tokens(before + number), max(first, begin) - begin, min(last, end) - begin))
+                own = slice(max(first, begin) - begin, min(last, end) - begin)
+                positions.append(numpy.arange(own.start, own.stop))
+                found.append(self._tokens(before + number)[own].copy())  # the next may be put where these are
             number += 1
         return {
-            "tokens": numpy.concatenate([tokens[start:stop] for tokens, start, stop in found]),
-            "document": numpy.repeat(numpy.arange(len(found)), [stop - start for _, start, stop in found]),
-            "position": numpy.concatenate([numpy.arange(start, stop) for _, start, stop in found]),
+            "tokens": numpy.concatenate(found),
+            "document": numpy.repeat(numpy.arange(len(found)), [len(each) for each in found]),
+            "position": numpy.concatenate(positions),
         }
 
     def _tokens(self, document: int) -> Any:

@@ -96,6 +96,16 @@ def test_samples_are_found_by_number_in_every_format(suffix: str, tmp_path: Path
     files.close()
 
 
+def test_a_sample_that_is_twice_in_a_batch_is_two_objects(tmp_path: Path) -> None:
+    """As where samples are drawn with replacement: what makes a batch of it may change it."""
+    files = Files(_folder(tmp_path / "set", "jsonl"))
+    found = files.__getitems__([3, 0, 3, 7])
+    assert found == [files[3], files[0], files[3], files[7]]
+    found[0].clear()
+    assert found[2] == files[3]
+    files.close()
+
+
 def test_files_that_are_a_sample_each(tmp_path: Path) -> None:
     for label in ("cat", "dog"):
         (tmp_path / label).mkdir()

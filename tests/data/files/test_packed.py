@@ -58,6 +58,20 @@ def test_documents_are_counted_once(tmp_path: Path) -> None:
     assert Packed.counted(None, tmp_path / "counts.npy").tolist() == [3, 0, 5]
 
 
+def test_documents_may_come_in_memory_that_the_next_one_is_put_in() -> None:
+    memory, documents = numpy.zeros(9, numpy.int64), Documents([[3, 4, 2, 9]])
+
+    def refilled(document: list[int]) -> Any:
+        memory[: len(document)] = document
+        return memory[: len(document)]
+
+    counts = numpy.array(documents.counts)
+    found, expected = Packed(documents, 6, counts, refilled), Packed(documents, 6, counts)
+    assert [found[number]["tokens"].tolist() for number in range(3)] == [
+        expected[number]["tokens"].tolist() for number in range(3)
+    ]
+
+
 def test_wrong_counts_are_refused() -> None:
     documents = Documents([[3, 4]])
     with refused("data.packed-counts"):
