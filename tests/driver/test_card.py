@@ -149,7 +149,11 @@ def test_nobody_is_told_to_go_on_where_it_would_end_the_same_way() -> None:
 def test_nothing_of_a_run_can_write_into_the_page() -> None:
     evil = "<script>alert(1)</script>"
     whole = page(dataclasses.replace(FACTS, name=evil, settings={evil: evil}, said=[evil], obstacles=[evil]))
+    whole = dataclasses.replace(
+        whole, head=[*whole.head, Text(f"`code` {evil}"), Facts({evil: 1}), Grid([evil], [[evil]])]
+    )
     assert "<script" not in as_html(whole)
+    assert "<script" not in re.sub("`[^`\n]*`", "", markdown(whole))
 
 
 def test_what_is_secret_is_taken_out_before_anything_is_escaped() -> None:

@@ -105,7 +105,7 @@ def cleaned(page: Page, clean: Callable[[str], str]) -> Page:
 
 def markdown(page: Page) -> str:
     """Pictures are named by their folder and their name."""
-    parts = [f"# {flat(page.title)}", *map(_markdown, page.head)]
+    parts = [f"# {_words(page.title)}", *map(_markdown, page.head)]
     for section in page.sections:
         found = [text for text in map(_markdown, section.blocks) if text]
         parts += [f"## {section.title}", *found] if found else []
@@ -162,6 +162,7 @@ def _data_url(picture: Path) -> str:
 
 
 _BEGINNINGS = re.compile(r"^( {0,3})(#|=+\s*$|-+\s*$)", re.MULTILINE)  # of a heading, or the line below one
+_CODE_OR_TAG = re.compile(r"`[^`]*`|<")
 
 
 def flat(value: Any) -> str:
@@ -170,27 +171,35 @@ def flat(value: Any) -> str:
     return " ".join(text.replace("`", "'").split())
 
 
+def _words(value: Any) -> str:
+    """The value on one line outside of code, where Markdown would take `<b>` for a tag of HTML."""
+    return flat(value).replace("<", "&lt;")
+
+
 def _markdown(block: Block) -> str:
     match block:
         case Text(text):
-            return _BEGINNINGS.sub(r"\1\\\2", text)
+            without_tags = _CODE_OR_TAG.sub(lambda found: "&lt;" if found[0] == "<" else found[0], text)
+            return _BEGINNINGS.sub(r"\1\\\2", without_tags)
         case Heading(text):
-            return f"### {flat(text)}"
+            return f"### {_words(text)}"
         case Facts(rows):
-            return "\n".join(f"- {flat(name)}: `{flat(value)}`" for name, value in rows.items() if value is not None)
+            return "\n".join(f"- {_words(name)}: `{flat(value)}`" for name, value in rows.items() if value is not None)
         case Listing(sentences):
-            return "\n".join(f"- {flat(sentence)}" for sentence in sentences)
+            return "\n".join(f"- {_words(sentence)}" for sentence in sentences)
         case Grid(header, rows, as_code):
             return _grid([header, *rows], as_code) if rows else ""
         case Code(text):
             return "\n".join(f"    {line}" for line in text.splitlines())
         case Picture(file, caption):
-            return f"![{flat(caption)}]({file.parent.name}/{file.name})"
+            return f"![{_words(caption)}]({file.parent.name}/{file.name})"
 
 
 def _grid(rows: Iterable[Sequence[str]], as_code: bool) -> str:
     header, *others = rows
-    mark = "`" if as_code else ""
-    cells = [[*map(flat, header)], *([f"{mark}{flat(cell)}{mark}" for cell in row] for row in others)]
+    cells = [
+        [*map(_words, header)],
+        *([f"`{flat(cell)}`" if as_code else _words(cell) for cell in row] for row in others),
+    ]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + " --- |" * len(header), *lines[1:]])

@@ -13,7 +13,8 @@ import pytest
 from orchestrator.comm.pipeline_schedules import nominal, programs, timeline
 from orchestrator.comm.topologies import build_schedule
 from orchestrator.config.plan import Variant
-from orchestrator.driver.report.pictures import RunHistory, draw
+from orchestrator.data.drift import LABELS, Drift, Shift
+from orchestrator.driver.report.pictures import RunHistory, draw, draw_drift
 from orchestrator.driver.report.pictures.series import clocks, flow, staleness
 from orchestrator.records.barriers import Staleness
 from orchestrator.records.lines import LineFile
@@ -65,6 +66,24 @@ def test_a_failure_is_a_sentence(tmp_path: Path) -> None:
     said = draw(tmp_path / "pictures", RunHistory(tmp_path / "trace", tmp_path / "none"), "", build_schedule("ring", 2))
     assert said is not None
     assert said.startswith("the pictures could not be drawn: ValueError: line 1 is not what was written")
+
+
+@pytest.mark.parametrize(
+    "name", [r"$\frac{$", "a$x^{$b", "\N{CJK UNIFIED IDEOGRAPH-65E5}\N{SLIGHTLY SMILING FACE}", "\x1b[31m"]
+)
+def test_names_are_drawn_as_they_are(tmp_path: Path, name: str) -> None:
+    """A formula that cannot be read would end the drawing, and matplotlib would warn of what its font lacks."""
+    trace, journal = tmp_path / "trace", tmp_path / "journal"
+    write(trace, [{"step": 0, "loss": (1.0).hex()}])
+    write(journal, [{"event": "evaluated", "step": 0, "metrics": {f"validation/{name}": 0.25}}])
+    seen = RunHistory(trace, journal, {"labels": [name], "counts": [[1], [2]]})
+    assert draw(tmp_path, seen, name, build_schedule("ring", 2)) is None
+    profiles: list[Any] = [
+        {"columns": {name: {"values": [0, 1], "counts": [1, n]}}, "classes": {name: n}} for n in (1, 2)
+    ]
+    drift = Drift(tuple(Shift(column, 0.5, 0.5, 0.0, True, "") for column in (name, LABELS)))
+    assert draw_drift(tmp_path / "drift.png", drift, (profiles[0], profiles[1]), ("a", "b")) is None
+    assert {"loss.png", "partition.png", "drift.png"} <= {file.name for file in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("labels", thinned([3, 20], 2))

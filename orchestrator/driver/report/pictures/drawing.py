@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Circle, FancyBboxPatch, Patch
 from matplotlib.ticker import MaxNLocator
@@ -27,6 +29,7 @@ _TRAINING, _VALIDATION = "#2f6fb2", "#d9622b"
 _OTHERS = ("#2f8f6b", "#8a5fb5", "#b58a1f", "#c2457e", "#4a9aa8", "#6b6b6b")
 _WORKER, _SERVER = "#2f6fb2", "#d9622b"
 _RADIUS = 0.34
+_BOX = "\N{WHITE SQUARE}"
 _LABELLED = 12  # shards
 _LEGIBLE = 0.012  # of the width, which a number needs
 _INCHES = 0.55  # for the distance of two members
@@ -148,7 +151,7 @@ def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
     colours = matplotlib.colormaps["tab20" if len(labels) > 10 else "tab10"]
     for number, label in enumerate(labels):
         heights = [row[number] for row in counts]
-        axes.bar(clients, heights, bottom=below, width=0.85, color=colours(number), label=label, linewidth=0)
+        axes.bar(clients, heights, bottom=below, width=0.85, color=colours(number), label=literal(label), linewidth=0)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     finish(axes, "samples")
     axes.grid(False, axis="x")
@@ -163,8 +166,21 @@ def blank(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=130, facecolor="white", layout=layout)
 
 
+def literal(text: str) -> str:
+    """The text as it is drawn: no formula between two dollars, and a box for what the font lacks, of which it would warn."""
+    known = _characters()
+    return "".join(each if ord(each) in known or each == "\n" else _BOX for each in text).replace("$", r"\$")
+
+
+@functools.cache
+def _characters() -> frozenset[int]:
+    """Those of the font in which pictures are written, of its bold letters, too."""
+    fonts = (get_font(findfont(FontProperties(weight=weight))) for weight in ("normal", "bold"))
+    return frozenset.intersection(*(frozenset(font.get_charmap()) for font in fonts))
+
+
 def entitle(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    axes.set_title(literal(title), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
 
 
 def as_png(figure: Figure, path: Path) -> None:
@@ -187,7 +203,14 @@ def _points(axes: Axes, name: str, series: Series, colour: str) -> None:
     steps, values = [step for step, _ in series], [value for _, value in series]
     marker = "o" if len(series) <= 60 else ""
     axes.plot(
-        steps, values, color=colour, linewidth=1.6, marker=marker, markersize=6, markeredgecolor="white", label=name
+        steps,
+        values,
+        color=colour,
+        linewidth=1.6,
+        marker=marker,
+        markersize=6,
+        markeredgecolor="white",
+        label=literal(name),
     )
     text = f"{values[-1]:.4g}"
     axes.annotate(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from orchestrator.data.drift import LABELS, Drift, Profile, share_up_to
-from orchestrator.driver.report.pictures.drawing import as_png, finish
+from orchestrator.driver.report.pictures.drawing import as_png, finish, literal
 
 _BEFORE, _AFTER, _INK = "#2f6fb2", "#d9622b", "#1f2933"
 _SHOWN, _ACROSS = 6, 3
@@ -37,11 +37,11 @@ def draw(path: Path, drift: Drift, profiles: tuple[Profile, Profile], names: tup
             labels = _labels(axes, profiles, short)
             finish(axes, "share")
             if len(labels) <= _NAMED:
-                axes.set_xticks(range(len(labels)), labels)
+                axes.set_xticks(range(len(labels)), [literal(each) for each in labels])
         else:
             _column(axes, shift.column, profiles, short)
             finish(axes, "share")
-        axes.set_title(f"{shift.column}: PSI {shift.psi:.2g}", loc="left", fontsize=10, color=_INK)
+        axes.set_title(f"{literal(shift.column)}: PSI {shift.psi:.2g}", loc="left", fontsize=10, color=_INK)
         legend = axes.get_legend()
         if number and legend is not None:
             legend.remove()
