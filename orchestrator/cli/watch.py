@@ -5,9 +5,9 @@ It changes nothing and locks nothing: however it ends, the run goes on. Ctrl-C i
 
 from __future__ import annotations
 
-import json
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from orchestrator.driver.report.outcome import recovery_in_words
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import Interrupted, UsageError
 from orchestrator.provenance.tracking import Store
+from orchestrator.records import bounded_json
 
 _LOOK_S = 0.25
 
@@ -50,12 +51,14 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = 0
+        self._line = 0  # the number of the one that was given last
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Whole lines that were not seen yet; all again, where the file has become shorter."""
+        """Whole lines that were not seen yet; all again, where the file has become shorter. Raises UsageError."""
         try:
             with self._path.open("rb") as file:
-                self._read = 0 if file.seek(0, 2) < self._read else self._read
+                if file.seek(0, 2) < self._read:
+                    self._read = self._line = 0
                 file.seek(self._read)
                 text = file.read()
         except FileNotFoundError:
@@ -63,7 +66,19 @@ class Tail:
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            yield json.loads(line)
+            self._line += 1
+            try:
+                yield bounded_json.parsed(line)
+            except ValueError:
+                raise self.damaged() from None
+
+    def damaged(self) -> UsageError:
+        """What is said of the line that was given last."""
+        return UsageError(
+            f"{self._path} is damaged: line {self._line} is not what was written",
+            "the run itself may go on; see how it ends with: python -m orchestrator runs",
+            code="watch.damaged",
+        )
 
 
 def run(arguments: Arguments) -> CommandResult:
@@ -108,25 +123,37 @@ _ENDS = {"finished": "finished", "failed": "failed", "killed": "was interrupted"
 
 
 def _show(watched: Watched, display: ProgressDisplay, journal: Tail, trace: Tail) -> None:
-    for entry in journal.new():
-        event = entry.get("event")
-        if event == "generation_started":
-            display.close()
-            display.start(entry["steps"])
-        elif event == "recovered":
-            display.say(recovery_in_words(entry))
-        elif event == "evaluated":
-            watched.metrics = {name: float(value) for name, value in entry["metrics"].items()}
-            display.say(
-                f"after step {entry['step'] + 1}: " + ", ".join(f"{k} {v:.4g}" for k, v in watched.metrics.items())
-            )
-        elif event in ("worker_lost", "server_lost"):
-            role = event.removesuffix("_lost")
-            display.say(f"{role} {entry[role]} was lost after step {entry['step']}: {entry['why']}")
-        elif event in ("worker_left", "server_left"):
-            role = event.removesuffix("_left")
-            display.say(f"{role} {entry[role]} left after step {entry['step']}, since its node goes away")
-    for line in trace.new():
-        watched.steps, watched.loss = line["step"] + 1, float.fromhex(line["loss"])
+    _each(journal, functools.partial(_event, watched, display))
+    _each(trace, functools.partial(_step, watched))
     if watched.loss is not None:
         display.step(watched.steps, watched.loss)
+
+
+def _each(tail: Tail, tell: Callable[[dict[str, Any]], None]) -> None:
+    for line in tail.new():
+        try:
+            tell(line)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise tail.damaged() from None
+
+
+def _event(watched: Watched, display: ProgressDisplay, entry: dict[str, Any]) -> None:
+    event = entry.get("event")
+    if event == "generation_started":
+        display.close()
+        display.start(entry["steps"])
+    elif event == "recovered":
+        display.say(recovery_in_words(entry))
+    elif event == "evaluated":
+        watched.metrics = {name: float(value) for name, value in entry["metrics"].items()}
+        display.say(f"after step {entry['step'] + 1}: " + ", ".join(f"{k} {v:.4g}" for k, v in watched.metrics.items()))
+    elif event in ("worker_lost", "server_lost"):
+        role = event.removesuffix("_lost")
+        display.say(f"{role} {entry[role]} was lost after step {entry['step']}: {entry['why']}")
+    elif event in ("worker_left", "server_left"):
+        role = event.removesuffix("_left")
+        display.say(f"{role} {entry[role]} left after step {entry['step']}, since its node goes away")
+
+
+def _step(watched: Watched, line: dict[str, Any]) -> None:
+    watched.steps, watched.loss = line["step"] + 1, float.fromhex(line["loss"])

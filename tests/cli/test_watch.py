@@ -12,6 +12,7 @@ from orchestrator.cli.watch import Tail, watch
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.provenance.tracking import Store, Tracker
 from tests.projects import Project
+from tests.refusals import refused
 
 
 def test_a_tail_gives_whole_lines_once_and_all_again_where_the_file_was_cut(tmp_path: Path) -> None:
@@ -75,3 +76,26 @@ def test_ctrl_c_ends_the_view_without_an_error(
         files.release()
     assert (seen.exit_code, seen.status, seen.interrupted, seen.steps) == (130, "running", True, 7)
     assert f"run {tracker.run_id} goes on without being watched, after step 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("trace", "garbage{"),
+        ("trace", "[1]"),
+        ("trace", '{"step": "one", "loss": "0x1p-1"}'),
+        ("trace", '{"step": 1, "loss": "zz"}'),
+        ("journal", "null"),
+        ("journal", '{"event": "evaluated", "step": 1}'),
+        ("journal", '{"event": "worker_lost", "step": 1}'),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, name: str, line: str) -> None:
+    folder = project_folder(tmp_path)
+    store = Store(None, folder)
+    with store.usable():
+        tracker = Tracker.create(store, store.experiment("spirals"), "spirals", every_s=60)
+    file: Path = getattr(RunFolder(folder, tracker.run_id), name)
+    file.write_text(json.dumps({"event": "begun", "step": 0, "loss": (0.5).hex()}) + f"\n{line}\n")
+    with refused("watch.damaged", f"{file.name} is damaged: line 2 "):
+        watch(tmp_path, tracker.run_id, None)
