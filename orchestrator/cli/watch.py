@@ -77,7 +77,7 @@ class Tail:
         return UsageError(
             f"{self._path} is damaged: line {self._line} is not what was written",
             "the run itself may go on; see how it ends with: python -m orchestrator runs",
-            code="watch.damaged",
+            code="record.line-damaged",
         )
 
 

@@ -97,5 +97,5 @@ def test_a_damaged_line_is_named(tmp_path: Path, name: str, line: str) -> None:
         tracker = Tracker.create(store, store.experiment("spirals"), "spirals", every_s=60)
     file: Path = getattr(RunFolder(folder, tracker.run_id), name)
     file.write_text(json.dumps({"event": "begun", "step": 0, "loss": (0.5).hex()}) + f"\n{line}\n")
-    with refused("watch.damaged", f"{file.name} is damaged: line 2 "):
+    with refused("record.line-damaged", f"{file.name} is damaged: line 2 "):
         watch(tmp_path, tracker.run_id, None)
