@@ -73,7 +73,7 @@ class Tail:
                 raise self.damaged() from None
 
     def damaged(self) -> UsageError:
-        """What is said of the line that was given last."""
+        """The error that names the line given last."""
         return UsageError(
             f"{self._path} is damaged: line {self._line} is not what was written",
             "the run itself may go on; see how it ends with: python -m orchestrator runs",
