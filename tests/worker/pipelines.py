@@ -456,6 +456,23 @@ class CustomBatches(Small):
         )
 
 
+class FromOne(Small):
+    """Labels that begin at 1, which the loss changes in place: done twice with the same batch, they are out of range."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        return [torch.stack([row for row, _ in samples]), torch.stack([label for _, label in samples]) + 1]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        answers = model(batch[0])
+        return functional.cross_entropy(answers, batch[1].sub_(1))
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {}
+
+
 class Overlapping(Small):
     """The inputs and what they are compared with lie in the same memory, and the loss changes one of them in place."""
 

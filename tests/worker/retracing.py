@@ -53,9 +53,16 @@ class Retracer:
     def give_back(self) -> None:
         self.given_back += 1
 
-    def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:  # noqa: ARG002
+    def record(
+        self,
+        *works: Callable[[], None],
+        before: Callable[[], None] = lambda: None,
+        apart: bool = False,  # noqa: ARG002
+    ) -> Sequence[Callable[[], None]]:
+        before()
         for work in works:
             work()
+        before()
         return [self._recorded(work) for work in works]
 
     def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:

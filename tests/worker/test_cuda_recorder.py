@@ -36,6 +36,19 @@ def test_work_is_warmed_up_on_one_side_stream_and_captured_on_another(monkeypatc
     card.draw()
 
 
+def test_what_work_reads_is_brought_before_each_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work may change it in place, as labels that are counted down until a card ends for it."""
+    card, place, read = patched(monkeypatch), [0], list[int]()
+
+    def work() -> None:
+        if not card.capturing:
+            read.append(place[0])
+            place[0] -= 1
+
+    CudaRecorder().record(work, before=lambda: place.__setitem__(0, 1))
+    assert read == [1, 1, 1]
+
+
 def test_nothing_of_a_pass_before_is_alive_when_one_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd's nodes for gradients name a stream, and those of an earlier pass would name another one."""
     card = patched(monkeypatch)

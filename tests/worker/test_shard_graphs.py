@@ -233,6 +233,7 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
     (Masked, {"batch_size": 4, "contribution": DELAYED}),
     (p.AwkwardBuffers, {}),
     (p.Batchnorm, {"local": {"steps": 3, "optimizer": {"name": "sgd", "lr": 0.05}, "clip": 0.5}}),
+    (p.FromOne, {}),
 ]
 
 

@@ -51,10 +51,12 @@ Judged = tuple[torch.Tensor, Any]  # loss and weight, a tensor or a number
 class Recorder(Protocol):
     """How work is recorded on a device."""
 
-    def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:
-        """Do the works in turn, record each, and return what does each again, reading and writing the same memory. apart: what
-        they leave stays until they are replayed, whatever else is recorded. Raises RuntimeError for work that cannot be
-        recorded."""
+    def record(
+        self, *works: Callable[[], None], before: Callable[[], None] = lambda: None, apart: bool = False
+    ) -> Sequence[Callable[[], None]]:
+        """Do the works in turn, record each, and return what does each again, reading and writing the same memory. before:
+        brings there what they read, each time that they are done, for they may change it; apart: what they leave stays until
+        they are replayed, whatever else is recorded. Raises RuntimeError for work that cannot be recorded."""
 
     def in_turn(self, works: Sequence[Callable[[], None]]) -> Callable[[Sequence[int]], None]:
         """Record the works as one, each with random numbers of its own, and do none of them. Returns what does them, given the
@@ -88,7 +90,9 @@ class CudaRecorder:
         # torch's allocators may ask these as long as this process lives.
         self._failed: list[torch.cuda.CUDAGraph] = []
 
-    def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:
+    def record(
+        self, *works: Callable[[], None], before: Callable[[], None] = lambda: None, apart: bool = False
+    ) -> Sequence[Callable[[], None]]:
         current = torch.cuda.current_stream()
         side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()  # what passes before took, which no other stream can have
@@ -96,8 +100,10 @@ class CudaRecorder:
         try:
             with torch.cuda.stream(side):
                 for _ in range(_WARM_UPS - 1):
+                    before()
                     for work in works:
                         work()
+                before()
                 with cuda.waits() as waits:
                     for work in works:
                         work()
@@ -316,7 +322,9 @@ class ShardGraphs:
             recorded = _Recorded(BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
             with work.seeded():
                 passes = recorded.passes
-                (recorded.replay,) = self._recorder.record(lambda: passes.run(work, recorded.place.batch))
+                (recorded.replay,) = self._recorder.record(
+                    lambda: passes.run(work, recorded.place.batch), before=lambda: recorded.place.copy(tensors)
+                )
         except Exception as error:  # of the user's code, too, which sees no values while it is recorded
             self._give_up(reason(error))
             return None

@@ -98,9 +98,16 @@ class Recording:
 
     def make(self, recorder: Recorder, like: Example) -> None:
         """Raises what the recorder raises."""
-        _put(like.came, self._came)
-        _put(like.behind, self._behind)
-        self._passes = recorder.record(self._forward, self._backward, apart=True)
+        assert like.call.given is not None
+        apart = taken_apart(like.call.given.arriving.host)
+        assert apart is not None
+
+        def before() -> None:
+            self._place.copy(apart[0])
+            _put(like.came, self._came)
+            _put(like.behind, self._behind)
+
+        self._passes = recorder.record(self._forward, self._backward, before=before, apart=True)
         self._record = Record([], [])  # the nodes of its passes are of no use any more
 
     def fits(self, behind: Gradients | None) -> bool:
@@ -280,8 +287,12 @@ class StageGraphs:
 
     def _eagerly(self, example: Example) -> _Outcome:
         stage, _, staging = self._parts
+        given = example.call.given
+        assert given is not None
         self._begin(example)
-        record, leaves, returned = stage.forward(example.call.make, "training", example.came)
+        batch = staging.batch(given.arriving.host)  # loss() may have changed the one that is there
+        call = example.call._replace(function=lambda: given.function(batch))
+        record, leaves, returned = stage.forward(call.make, "training", example.came)
         value: Value = None
         if leaves is None:
             value = example.call.unjudged(returned)

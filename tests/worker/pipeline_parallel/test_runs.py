@@ -79,23 +79,8 @@ class Overwriting(pipelines.Mlp):
         return {"mean": self.memory.copy_(model(batch[0]).mean())}
 
 
-class FromOne(pipelines.Mlp):
-    """Labels that begin at 1, and which loss() changes in place behind the model."""
-
-    def collate(self, samples: Any) -> Any:
-        inputs, labels = super().collate(samples)
-        return inputs, labels + 1
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        answers = model(batch[0])
-        return nn.functional.cross_entropy(answers, batch[1].sub_(1).remainder_(pipelines.CLASSES))
-
-    def metrics(self, model: nn.Module, batch: Any) -> Any:  # noqa: ARG002
-        return {}
-
-
 def test_a_pass_that_is_computed_anew_has_the_batch_as_it_was() -> None:
-    _same(FromOne, MESHES[0], recompute=True, pipeline_order="gpipe", steps=2, shards=4, batch_size=8)
+    _same(pipelines.FromOne, MESHES[0], recompute=True, pipeline_order="gpipe", steps=2, shards=4, batch_size=8)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

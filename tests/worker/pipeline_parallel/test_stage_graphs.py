@@ -94,6 +94,18 @@ def test_no_bit_differs(monkeypatch: pytest.MonkeyPatch, kind: Any, layout: Layo
         assert all(recorder.replays > layout.workers for recorder in recorders.made)
 
 
+def test_a_batch_that_the_loss_changes_comes_anew_for_each_pass_that_nobody_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsplit = train(pipelines.FromOne, ONE, steps=5)
+    recorders = Recorders(monkeypatch)
+    with Sockets("unix", 2) as sockets:
+        split = train(pipelines.FromOne, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, steps=5)
+    assert (split.trace, split.digest) == (unsplit.trace, unsplit.digest)
+    assert not recorders.told
+    assert all(recorder.replays > 2 for recorder in recorders.made)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_tied_embedding(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
@@ -150,8 +162,8 @@ class AfterItsForward(Retracer):
 
     last: object = None
 
-    def record(self, *works: Callable[[], None], apart: bool = False) -> Sequence[Callable[[], None]]:
-        forward, backward = super().record(*works, apart=apart)
+    def record(self, *works: Callable[[], None], **how: Any) -> Sequence[Callable[[], None]]:
+        forward, backward = super().record(*works, **how)
 
         def first() -> None:
             self.last = works
