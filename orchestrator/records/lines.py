@@ -34,9 +34,10 @@ class LineFile:
         self._file = path.open("ab", buffering=0)
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Lines that a full disk does not take are kept, and tried again with the next ones."""
+        """Lines that a full disk does not take are kept, and tried again with the next ones. Half of a character, as Python
+        reads it from a file's name that is not UTF-8, is written as JSON escapes it."""
         written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        self._missing += (written if self._clean is None else self._clean(written)).encode()
+        self._missing += (written if self._clean is None else self._clean(written)).encode(errors="backslashreplace")
         with contextlib.suppress(OSError):
             self._write()
 

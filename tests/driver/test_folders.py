@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.checkpoint.storage import LocalFolder
-from orchestrator.driver.folders import RunFolder, project_folder, write_json
+from orchestrator.driver.folders import RunFolder, project_folder, put, read_json, write_json
 from tests.refusals import refused
 
 
@@ -42,6 +42,15 @@ def test_what_a_run_is_made_of_is_synced_once_with_its_folders(tmp_path: Path, s
     write_json(files.environment, {"nodes": {}})  # a worker of another node has come
     files.sync()
     assert synced == [files.environment, files.path]
+
+
+def test_the_name_of_a_file_that_is_not_utf_8_can_be_written(tmp_path: Path) -> None:
+    """As of one in an error of the pipeline."""
+    name = os.fsdecode(b"\xe9t\xe9.txt")
+    write_json(tmp_path / "data.json", {"file": name})
+    assert read_json(tmp_path / "data.json") == {"file": name}
+    put(tmp_path / "error.txt", f"no file {name}")
+    assert (tmp_path / "error.txt").read_text(encoding="utf-8") == r"no file \udce9t\udce9.txt"
 
 
 def test_the_folders_of_checkpoints_are_on_the_disk_before_their_manifest(tmp_path: Path, synced: list[Path]) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from orchestrator.records.lines import LineFile, read
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+halves = st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)  # as Python reads names that are not UTF-8
+texts = st.text(st.characters(exclude_categories=["Cs"]) | halves, max_size=12)
 values = st.one_of(st.none(), st.booleans(), st.integers(), texts, st.lists(texts, max_size=2))
 lines = st.dictionaries(texts, values, max_size=3)
 quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

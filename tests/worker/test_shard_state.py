@@ -74,9 +74,25 @@ def test_what_is_staged_counts_only_once_the_step_commits() -> None:
 def test_who_is_a_step_behind_promotes_its_own_staged_rows() -> None:
     states = states_after_a_step()
     states.stage(0, row(9.0))
+    states.finalize()
+    assert states.staged == (0,)
     states.follow(1, 2)
     assert states.of(0)["kept"] == 9
     assert states.held == (0,)
+
+
+def test_what_is_staged_before_the_vote_belongs_to_no_step() -> None:
+    """A compression has not encoded yet what a shard keeps, and somebody may be ahead who was to go back."""
+    states = states_after_a_step()
+    states.stage(0, row(9.0))
+    assert not states.staged
+    states.secure()
+    assert list(states.staged) == [0]
+    states.commit()
+    states.stage(0, row(10.0))
+    assert not states.staged
+    states.follow(2, 3)
+    assert not states.held
 
 
 @pytest.mark.parametrize(("before", "steps", "held"), [(1, 1, (0, 1)), (1, 3, ()), (3, 1, ())])

@@ -131,6 +131,7 @@ class FreeReplica:
         and the statistics. From here on others may complete the rest without this worker, so what its shards keep is staged."""
         for shard in self.shards:
             self._states.stage(shard, self._updates.optimizers.row(shard))
+        self._states.finalize()
         contribution, residual = self._memory.contribution, self._updates.residual()
         if residual is not None:
             contribution += residual

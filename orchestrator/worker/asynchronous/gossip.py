@@ -153,6 +153,7 @@ class ShardModels:
         for shard, model in self.models.items():
             contribution += model
             self._states.stage(shard, self._row(shard))
+        self._states.finalize()
         self._statistics.contribute(self._updates.buffers(), consensus.magnitudes, contribution)
 
     def averaged(self, consensus: BarrierConsensus) -> Mean:

@@ -14,7 +14,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fractions import Fraction
 
 import torch
 
@@ -183,12 +184,26 @@ def _mean(values: list[tuple[float, float]]) -> float:
     total = math.fsum(weight for _, weight in values)
     if not all(math.isfinite(value) for value, _ in values):
         return sum(value for value, _ in values if not math.isfinite(value))  # of both signs, or with NaN: NaN
-    return math.fsum(value * weight for value, weight in values) / total if total else math.nan
+    if not total:
+        return math.nan
+    weighted = [value * weight for value, weight in values]
+    with suppress(OverflowError):
+        if all(map(math.isfinite, weighted)):
+            return math.fsum(weighted) / total
+    whole = sum(Fraction(value) * Fraction(weight) for value, weight in values)  # which is no float64
+    return float(whole / Fraction(total))
 
 
 def _sum(values: list[tuple[float, float]]) -> float:
-    finite = all(math.isfinite(value) for value, _ in values)
-    return math.fsum(value for value, _ in values) if finite else sum(value for value, _ in values)
+    if not all(math.isfinite(value) for value, _ in values):
+        return sum(value for value, _ in values)
+    with suppress(OverflowError):
+        return math.fsum(value for value, _ in values)
+    whole = sum((Fraction(value) for value, _ in values), Fraction(0))
+    try:
+        return float(whole)
+    except OverflowError:
+        return math.inf if whole > 0 else -math.inf
 
 
 _REDUCTIONS: Mapping[str, Callable[[list[tuple[float, float]]], float]] = {

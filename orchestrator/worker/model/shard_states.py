@@ -2,8 +2,9 @@
 
 A shard's state is computed with its contribution, before the vote; written then, it would be ahead of a step that is repeated
 or given up. So it is staged, and takes effect with the step. A worker that is a step behind the others has not committed what
-they have. They could not have committed it without this worker's contribution, so what it has staged is the state of its
-shards after that step. It takes effect when the worker takes over the others' state.
+they have. They could not have committed it without this worker's part of the sum, so what it had staged by then is the state of
+its shards after that step. It takes effect when the worker takes over the others' state. Before the vote what is staged counts
+for nothing: a worker that has yet to go back to a checkpoint is ahead, too.
 
 The state of a shard that is no longer hosted is kept until the next step commits: until then it may be that nobody else has
 it, since a handover can be interrupted anywhere. With the step it is too old for anything.
@@ -39,6 +40,7 @@ class ShardStates:
         self._alike = alike
         self._rows: dict[int, State] = {}
         self._staged: dict[int, State] = {}
+        self._final = False  # whether what is staged is what the present step leaves if it commits
         self._steps = 0  # committed; before the first one every shard has the initial state, wherever it is hosted
         self._slots: ShardSlots | None = None
         self._alone = False
@@ -61,7 +63,7 @@ class ShardStates:
     @property
     def staged(self) -> tuple[int, ...]:
         """The shards whose state as of the present step is here."""
-        return tuple(sorted({*self._staged, *self._kept(self._steps + 1)}))
+        return tuple(sorted({*(self._staged if self._final else ()), *self._kept(self._steps + 1)}))
 
     def of(self, shard: int) -> State:
         """As of the last committed step. Raises Inconsistent where it is not here."""
@@ -82,31 +84,37 @@ class ShardStates:
         """Set these tensors of the shard's state if the present step commits; the others stay as they are."""
         self._staged[shard] = {**(self._staged.get(shard) or self.of(shard)), **state}
 
+    def finalize(self) -> None:
+        """From now on what is staged is what the present step leaves. Called after the vote, and before anything is sent that
+        others need to commit the step. Every hosted shard has been staged."""
+        self._final = True
+
     def secure(self) -> None:
-        """Have what is staged outlive this process: after the vote of the present step, and before anything is sent without
-        which nobody can commit it. Every hosted shard has been staged. `securing` is called first."""
+        """As `finalize`, and have it outlive this process. `securing` is called first."""
         self._securing(self._steps + 1, self._staged)
         if self._slots is not None and not self._alone:
             for shard, row in self._staged.items():
                 self._slots.write(shard, self._steps + 1, row)
             self._slots.arrive()
+        self.finalize()
 
     def commit(self) -> None:
         """Every hosted shard has been staged."""
-        self._rows, self._staged = self._staged, {}
+        self._rows = self._staged
+        self.discard()
         self._steps += 1
 
     def discard(self) -> None:
         """Drop what is staged: the step is repeated, or given up."""
-        self._staged = {}
+        self._staged, self._final = {}, False
 
     def follow(self, before: int, steps: int) -> None:
         """This worker, which had committed so many steps, has taken over a state of `steps`."""
         if steps == before + 1:
-            self._rows = self._staged
+            self._rows = self._staged if self._final else {}
         elif steps != before:
             self._rows = {}
-        self._staged = {}
+        self.discard()
         self._steps = steps
 
     def fitted(self, rows: Mapping[int, Mapping[str, torch.Tensor]]) -> dict[int, State]:
