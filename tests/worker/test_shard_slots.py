@@ -87,9 +87,23 @@ def test_a_write_that_death_cut_off_leaves_the_other_slot_and_no_stamp(memory: i
 
 
 def test_nothing_is_written_twice(memory: int) -> None:
-    slots = slots_of(memory)
-    slots.write(0, 1, row(1))
-    slots.write(0, 1, {})  # what is there is not torn, not even for a moment
+    slots, state = slots_of(memory), row(1)
+    slots.write(0, 1, state)
+    slots._stamps.flags.writeable = False  # what is there is not torn, not even for a moment
+    slots.write(0, 1, state)
+    assert slots.stamped(1) == {0}
+
+
+def test_a_step_that_is_repeated_with_other_samples_leaves_the_last_ones(memory: int) -> None:
+    """As of a live stream, one of whose readers died before it had written its samples."""
+    mine = after_steps(states_in(memory), (0,), 2)
+    for value in (3, 4):
+        mine.stage(0, row(value))
+        mine.secure()
+        mine.discard()
+    other = after_steps(states_in(memory), (1,), 2)
+    other.follow(2, 3)
+    assert other.of(0)["counts"] == 4
 
 
 def test_memory_that_is_not_there_is_an_error_before_a_step(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ the slots of a shard hold its state after the steps that the farthest living wor
 would lose a slot that a laggard still needs (`tests/worker/test_shard_slots.py` shows it).
 
 The state of a shard after so many steps is the same whenever it is computed in a run, so a slot from before a restart is as
-good.
+good. Live streams are the exception: a step that nobody has committed may be repeated with other samples. So a slot that
+has the stamp and holds something else is written anew.
 
 The memory does not outlive the machine, nor reach workers on another one. It is host memory also where shards are on a card:
 memory of a card that peers map goes with the card when that fails, and with the last worker on it.
@@ -31,6 +32,7 @@ from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.shared_memory import Mapping as Mapped
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics import cuda
+from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.worker.member.lasting_memory import in_pages
 
 _SLOTS: Final = 2
@@ -89,10 +91,13 @@ class ShardSlots:
         """Write the state of the shard after `stamp` steps, at least one. Its memory has been reserved. From a card it is there
         with `arrive`."""
         slot = self._slot_of(stamp)
-        if self._stamps[shard, slot] == stamp:
+        tensors = self._tensors(shard, slot)
+        if self._stamps[shard, slot] == stamp and all(
+            same_bits(each, row[name].cpu()) for name, each in tensors.items()
+        ):
             return
         self._stamps[shard, slot] = 0
-        for name, tensor in self._tensors(shard, slot).items():
+        for name, tensor in tensors.items():
             tensor.copy_(row[name], non_blocking=True)
         if self._from_card:
             self._arriving.append((shard, stamp))
