@@ -7,12 +7,21 @@ import sys
 
 def main() -> int:
     """The exit code of the command."""
-    from orchestrator.cli import process_setup
+    try:
+        from orchestrator.cli import process_setup
 
-    process_setup.prepare()
-    from orchestrator.cli import main
+        process_setup.prepare()
+        from orchestrator.cli import main
 
-    return main.main()
+        return main.main()
+    except (ImportError, AttributeError) as error:
+        from orchestrator.common import shadowing
+
+        cause = shadowing.told(error)
+        if cause is None:
+            raise
+        print(f"error: {cause}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

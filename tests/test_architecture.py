@@ -99,6 +99,7 @@ ROOMS = {
         "processes",
         "injection",
         "tested_versions",
+        "shadowing",
         "distributions",
         "nondeterministic",
         "control_groups",

@@ -29,7 +29,7 @@ from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.host_turns import HostTurns
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.reporter import Reporter, beat_s, begin
-from orchestrator.common import card_faults, once
+from orchestrator.common import card_faults, once, shadowing
 from orchestrator.common.processes import disregarded
 from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
@@ -433,6 +433,8 @@ class MemberActor:
                     ).as_dict()
                 }
             remedy = "this is a fault of orchestrator; the run's folder has the traceback, in error.txt"
+            if (cause := shadowing.told(error)) is not None:
+                remedy = f"{cause}. Otherwise {remedy}"
             fault = errors.RunFailed(
                 f"{type(error).__name__}: {error}", remedy, traceback.format_exc(), code="worker.fault"
             )
