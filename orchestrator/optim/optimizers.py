@@ -238,6 +238,15 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy, code="optimizer.unfit"
         )
+    # An attribute None says that a class takes care of it.
+    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+        raise PipelineRaised(
+            f"optimizer() returned a {type(optimizer).__name__}, whose train() and eval() exchange the weights: nobody would "
+            "call eval() before an evaluation, and other weights than the averaged ones would be evaluated and exported",
+            "have step() of a subclass write the averaged weights into frozen parameters of the model, and set its train and "
+            "eval to None (docs/porting.md, optimizers without a schedule)",
+            code="optimizer.two-modes",
+        )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise PipelineRaised(
             "a scheduler has been built over the optimizer that optimizer() returned: its param_groups have 'initial_lr'",
@@ -330,6 +339,21 @@ def differing(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]])
         if name not in old or name not in new or old[name] != new[name]
     }
     return min(names, default=None)
+
+
+def adds_options(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its first step may add options to its groups, as those of many packages do ("step"). torch's own add none: there
+    another name is one of another version."""
+    return type(optimizer) not in OPTIMIZERS.values()
+
+
+def strange_option(optimizer: torch.optim.Optimizer, before: Sequence[dict[str, Any]]) -> str | None:
+    """The first name of an option that a step has removed, or added where it may not; a name of groups, where it did so with
+    one. before: the options then."""
+    old, new = ([dict.fromkeys(group) for group in groups] for groups in (before, options(optimizer)))
+    if adds_options(optimizer) and len(old) == len(new):
+        new = [{name: None for name in mine if name in group} for group, mine in zip(new, old, strict=True)]
+    return differing(old, new)
 
 
 def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str, Any]]) -> None:

@@ -118,6 +118,25 @@ def test_a_pipelines_own_optimizer_is_checked() -> None:
         check(torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))], lr=0.1), model)
 
 
+class ScheduleFree(torch.optim.SGD):
+    """As those of the package schedulefree: the weights that are evaluated are other ones than those that are trained."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+class CaresForItself(ScheduleFree):
+    train = eval = None  # type: ignore[assignment]
+
+
+def test_weights_that_are_exchanged_for_evaluations_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    with refused("optimizer.two-modes", "ScheduleFree"):
+        check(ScheduleFree(model.parameters(), lr=0.1), model)
+    check(CaresForItself(model.parameters(), lr=0.1), model)
+
+
 class Aside(torch.optim.Adam):
     """Everything that a class of the user's may hold without remembering anything."""
 

@@ -1033,11 +1033,14 @@ class NoRate(Numbered):
         return Sign(model.parameters(), {"lr": None})
 
 
-class AddsOption(Optimizing):
+class RemovesOption(Optimizing):
     class Optimizer(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
-            self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+            self.param_groups[0].pop("steps", None)
             return super().step(closure)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return self.Optimizer([{"params": list(model.parameters()), "steps": 0}], lr=0.1)
 
 
 class NesterovForeach(Numbered):

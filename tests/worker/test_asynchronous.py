@@ -172,13 +172,30 @@ class Begun(torch.optim.Optimizer):
             parameter.sub_(self.state[parameter]["sum"])
 
 
+class Counts(torch.optim.SGD):
+    """Its first step adds an option, as in many packages."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            group["momentum"] = 1 / group["step"]
+        return super().step(closure)
+
+
 def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    if name == "begun":
-        return Begun(model.parameters())
+    if name in _OWN:
+        own: torch.optim.Optimizer = _OWN[name](model.parameters())
+        return own
     return build(name, {"lr": 0.1, **({"momentum": 0.9} if "momentum" in OPTIMIZERS.options(name) else {})}, model)
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "begun"])
+_OWN: dict[str, Any] = {"begun": Begun, "counts": Counts}
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *_OWN])
 def test_shards_step_as_with_optimizers_of_their_own(name: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)

@@ -396,6 +396,42 @@ def test_another_optimizer_is_refused(make: Make, code: str) -> None:
     assert digest(model, optimizer) == before
 
 
+class Counts(torch.optim.SGD):
+    """Its first step adds an option, as in many packages."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            group["momentum"] = 1 / group["step"]
+        return super().step(closure)
+
+
+def counting(model: nn.Module) -> torch.optim.Optimizer:
+    return Counts([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+
+def test_a_state_has_options_that_the_first_step_adds() -> None:
+    donor, donors = made(1, counting)
+    begun = packed(capture(donor, donors, {}))
+    train(donor, donors, 0, BEFORE)
+    later = packed(capture(donor, donors, {}))
+    train(donor, donors, BEFORE, AFTER)
+    model, optimizer = made(2, counting)
+    restore(later, model, optimizer)
+    train(model, optimizer, BEFORE, AFTER)
+    assert digest(model, optimizer) == digest(donor, donors)
+    # Also back to where it had not stepped yet.
+    restore(begun, model, optimizer)
+    assert "step" not in optimizer.param_groups[0]
+    train(model, optimizer, 0, BEFORE + AFTER)
+    assert digest(model, optimizer) == digest(donor, donors)
+
+
+def packed(state: TrainingState) -> TrainingState:
+    """The same, with memory of its own."""
+    return replace(state, tensors={name: tensor.clone() for name, tensor in state.tensors.items()})
+
+
 def test_what_cannot_be_kept_is_named() -> None:
     model, optimizer = made(1, adamw)
     optimizer.param_groups[0]["callback"] = print

@@ -57,14 +57,14 @@ class ShardOptimizers:
         turn = self._turns[shard]
         self.optimizer.state = turn.state
         for group, values in zip(self.optimizer.param_groups, turn.groups, strict=True):
-            group.update(values)
+            _give(group, values)
 
     def end(self, shard: int) -> None:
         """Its step is done. The optimizer is as it was made again, whoever looks at it."""
         self._turns[shard].groups = _groups(self.optimizer)
         self.optimizer.state = defaultdict(dict, {parameter: dict(entry) for parameter, entry in self._made.items()})
         for group, values in zip(self.optimizer.param_groups, self._start, strict=True):
-            group.update(_copied(values))
+            _give(group, _copied(values))
 
     def row(self, shard: int) -> State:
         """The shard's state, of which nothing is copied: from here on no step may be taken before `load`. Raises RunFailed for
@@ -96,6 +96,13 @@ class ShardOptimizers:
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The groups without their parameters."""
     return [_copied({key: v for key, v in group.items() if key != "params"}) for group in optimizer.param_groups]
+
+
+def _give(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """These options and no others: a step may have added some, which are of the shard that it was."""
+    for name in group.keys() - values.keys() - {"params"}:
+        del group[name]
+    group.update(values)
 
 
 def _copied(entry: Mapping[str, Any]) -> dict[str, Any]:

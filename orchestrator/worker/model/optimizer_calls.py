@@ -111,13 +111,12 @@ class OptimizerCalls:
                     code="optimizer.changes-model",
                 )
         now = optimizers.options(optimizer)
-        strange = optimizers.differing(
-            [dict.fromkeys(group) for group in options], [dict.fromkeys(group) for group in now]
-        )
+        strange = optimizers.strange_option(optimizer, options)
         if strange is not None:
             raise PipelineRaised(
                 f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
-                "give it a value when the optimizer is built: a state has to fit the optimizer of a worker that joins",
+                "leave the groups and their options as they are when the optimizer is built: a state has to fit the optimizer "
+                "of a worker that joins",
                 code="optimizer.groups",
             )
         if [group["lr"] for group in now] != [group["lr"] for group in options]:

@@ -24,6 +24,7 @@ import torch
 from orchestrator.checkpoint.state import TrainingState, pack, unpack
 from orchestrator.common import card_faults, gpu_memory
 from orchestrator.errors import Inconsistent, is_out_of_memory
+from orchestrator.optim import optimizers
 from orchestrator.optim.transforms import State
 from orchestrator.pipeline import naming
 
@@ -77,7 +78,7 @@ def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim
     _check_model(targets, {name: t for name, t in state.tensors.items() if name.startswith(_MODEL)})
     device = next((tensor.device for tensor in targets.values()), None)
     tree, run_state = _unpacked(state, "optimizer", device), _unpacked(state, "run_state")
-    _check_optimizer(tree, _optimizer_tree(model, optimizer))
+    _check_optimizer(tree, _optimizer_tree(model, optimizer), optimizer)
     with torch.no_grad():
         for name, target in targets.items():
             write(target, state.tensors[name])
@@ -211,8 +212,9 @@ def _check_model(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.
             )
 
 
-def _check_optimizer(saved: Any, present: dict[str, Any]) -> None:
-    """The same class over the same parameters in the same groups with the same options; and state for known parameters only."""
+def _check_optimizer(saved: Any, present: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """The same class over the same parameters in the same groups with the same options; and state for known parameters only.
+    Options that a step may have added, here or there, need not be in both."""
     if saved["name"] != present["name"]:
         raise Inconsistent(
             f"the state is of the optimizer {saved['name']}, not of {present['name']}",
@@ -229,7 +231,10 @@ def _check_optimizer(saved: Any, present: dict[str, Any]) -> None:
                 f"group {i} of the optimizer holds other parameters: {theirs['params']} in the state, {ours['params']} here",
                 code="checkpoint.state-group-parameters",
             )
-        if options := theirs.keys() ^ ours.keys():
+        options = theirs.keys() ^ ours.keys()
+        if optimizers.adds_options(optimizer):
+            options = (ours.keys() - theirs.keys()) & optimizer.defaults.keys()
+        if options:
             raise Inconsistent(
                 f"group {i} of the optimizer has other options in the state: {', '.join(sorted(options))}",
                 code="checkpoint.state-group-options",
