@@ -220,18 +220,19 @@ class Halving(OfStream):
 
     def collate(self, items: Sequence[Any]) -> Any:
         items[0][0].mul_(0.5)
-        return items[0][0][None], torch.tensor([items[0][1]])
+        return super().collate(items)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return super().loss(model, [batch[0].sub_(0.25), batch[1]])
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("pipeline", [OfRefilled, Halving])
 @pytest.mark.parametrize("compression", [None, {"name": "topk", "ratio": 0.3}], ids=str)
 def test_a_step_that_is_repeated_has_the_samples_as_they_were(
-    pipeline: type[Pipeline], compression: dict[str, Any] | None
+    pipeline: type[Pipeline], compression: dict[str, Any] | None, rows: int
 ) -> None:
-    settings: dict[str, Any] = {"shards": 4, "batch_size": 4, "steps": 5, "compression": compression}
+    settings: dict[str, Any] = {"shards": 4, "batch_size": 4 * rows, "steps": 5, "compression": compression}
     faults = [Fault(0, at, "call off") for at in range(17, 60, 5)]
     whole, told = (survive(pipeline, Layout(1), each, args={"kind": ""}, **settings) for each in ([], faults))
     assert told.generations > 4

@@ -208,23 +208,19 @@ class _Reader:
         if not self._live and (indices.start < self._begin or not indices.start):
             usable = self._settled is not None and _samples_taken(self._settled) <= indices.start
             self._restart(self._settled if usable and self._settled is not None else self._first)
-        new: list[Any] = []
         while self._end < indices.stop:
             passes = self._settled is None and self._end < indices.start
-            new.append(self._next(where))
-            # The stream may write the next sample there, and what makes a batch of it may change it.
-            self._keep(new[-1] if passes else copied(new[-1]), where)
+            sample = self._next(where)
+            self._keep(sample if passes else copied(sample), where)  # the stream may write the next one there
             if passes:
                 self._trim(self._end)
-                new.clear()
         if self._end == indices.stop:
             self._marks[self._end] = self._now()
         self._last = indices.stop
-        new = new[-len(indices) :]
-        again = self._kept[indices.start - self._begin : indices.stop - self._begin - len(new)]
+        found = self._kept[indices.start - self._begin : indices.stop - self._begin]
         if self._settled is None:
             self._trim(indices.start)
-        return [*map(copied, again), *new]
+        return [copied(each) for each in found]  # what makes a batch of them may change them
 
     def row(self) -> State:
         return self._marks[self._last]
