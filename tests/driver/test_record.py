@@ -106,7 +106,8 @@ def test_a_full_disk_ends_a_run_with_one_message_and_leaves_what_was_there(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(record.trace, "sync", full)
-    monkeypatch.setattr(Path, "write_text", full)
+    for writes in ("write_text", "write_bytes"):
+        monkeypatch.setattr(Path, writes, full)
     outcome = RunOutcome(steps=2, digest="d")
     outcome = record.close(outcome)
     assert ended == ["FAILED"]
