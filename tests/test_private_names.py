@@ -57,6 +57,7 @@ OF_TORCH = {
     "numerics/portable/conformance/optimizers.py": "operators of which none is noted",
     "numerics/portable/operator_overrides.py": "the LSTM beneath torch.lstm",
     "optim/by_element.py": "whether an optimizer has hooks",
+    "optim/aside.py": "whether an optimizer changes a tensor that it keeps aside",
     "optim/optimizers.py": "whether an optimizer changes gradients",
     "provenance/environment/node.py": "where torch's libraries lie",
     "worker/admission/state_detection.py": "what a module holds, and whether it was changed",

@@ -12,10 +12,8 @@ and keeps what it remembers where `Optimizer.state_dict` finds it.
 from __future__ import annotations
 
 import functools
-import io
 import json
 import math
-import pickle
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from orchestrator.common.import_string import raised
 from orchestrator.common.registry import Table, is_reference, takes
 from orchestrator.errors import PipelineRaised, coded
+from orchestrator.optim import aside
 from orchestrator.optim.by_element import is_watched
 from orchestrator.optim.eager import leave_the_compiler_out
 from orchestrator.optim.lamb import Lamb
@@ -49,6 +48,7 @@ _FUSED_ON = ("cuda",)
 _MOMENTUM = "momentum_buffer"  # in the state of torch's SGD
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "step")
 _PLAIN = (types.NoneType, bool, int, float, str, numpy.generic)  # values in a state that are nothing but themselves
 _TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
 _CLOSURE = "it calls the model again within its step, but workers add up one gradient for a step"
@@ -151,7 +151,7 @@ def _try_out(make: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> str | 
 def _stepping(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> str | None:
     check(optimizer, model)
     for step in range(3):
-        aside = kept_aside(optimizer, model)
+        kept = kept_aside(optimizer, model)
         gradients = [torch.full_like(parameter, 0.25 * (step - 1)) for parameter in model.parameters()]
         before = [(gradient._version, gradient.clone()) for gradient in gradients]
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -160,9 +160,9 @@ def _stepping(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> str |
         for gradient, (version, old) in zip(gradients, before, strict=True):
             if gradient._version != version or not torch.equal(gradient, old):
                 return "changes gradients, which other workers still read: let step() only read parameter.grad"
-        if changed := sorted(key for key, value in kept_aside(optimizer, model).items() if aside.get(key) != value):
+        if changed := sorted(key for key, value in kept_aside(optimizer, model).items() if kept.get(key) != value):
             return (
-                f"remembers something in its attribute {changed[0]}, where no checkpoint finds it: keep it in state or "
+                f"remembers something in its {changed[0]}, where no checkpoint finds it: keep it in state or "
                 "param_groups"
             )
     return None
@@ -369,19 +369,46 @@ def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str,
 
 
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
-    """The state that a class other than torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes
-    that change when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
-    if type(optimizer) in OPTIMIZERS.values():
+    """The state that a class other than torch's, or a hook, keeps where no checkpoint finds it. A key says in words where that
+    is, and its bytes change when the state does. The model is left out, which is saved as a whole."""
+    is_torchs = type(optimizer) in OPTIMIZERS.values()
+    if is_torchs and not is_watched(optimizer):
         return {}
     base: Any = next((kind for kind in CLASSES if isinstance(optimizer, kind)), None)
-    torchs = _attributes_of(base)
-    own = {name: value for name, value in vars(optimizer).items() if name not in torchs}
     groups = optimizer.param_groups
+    parameters = list(model.parameters())
     known = {id(each) for each in (optimizer, optimizer.state, groups, *groups)}
-    known.update(id(each) for each in (*model.modules(), *model.parameters(), *model.buffers()))
+    known.update(id(each) for each in (*model.modules(), *parameters, *model.buffers()))
+    kept: dict[str, Any] = {
+        "hooks": [vars(optimizer).get(name) for name in _HOOKS],
+        "defaults": optimizer.defaults,
+        "parameters' attributes": [vars(each) for each in parameters if vars(each)],
+    }
+    if not is_torchs:
+        torchs = _attributes_of(base)
+        kept.update((f"attribute {key!r}", value) for key, value in vars(optimizer).items() if key not in torchs)
+        for kind in _users_kinds(type(optimizer)):
+            own = {key: value for key, value in vars(kind).items() if not key.startswith("__")}
+            kept.update((f"class's attribute {key!r}", own[key]) for key in own if _is_variable(own[key]))
+            for function in aside.functions_of(kind):
+                named = aside.variables(function).items()
+                kept.update((f"variable {key!r} of the module {function.__module__}", value) for key, value in named)
     strange = [key for key in optimizer.state if id(key) not in known]
-    aside = {"state": repr(strange).encode()} if strange else {}
-    return aside | {name: found for name, value in own.items() if (found := _bytes_of(value, known)) is not None}
+    found = {name: told for name, value in kept.items() if (told := aside.bytes_of(value, known)) is not None}
+    return found | ({"attribute 'state'": repr(strange).encode()} if strange else {})
+
+
+def _users_kinds(kind: type) -> list[type]:
+    """The class and those of its bases that are none of torch's or of the table."""
+    return [each for each in kind.__mro__ if each not in OPTIMIZERS.values() and not _is_of_torch(each)]
+
+
+def _is_of_torch(kind: type) -> bool:
+    return kind is object or kind.__module__.partition(".")[0] in ("torch", "typing")
+
+
+def _is_variable(value: Any) -> bool:
+    return not (callable(value) or isinstance(value, (bool, property, staticmethod, classmethod)))
 
 
 def model_marks(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, object]:
@@ -426,6 +453,56 @@ def keep_own(optimizer: torch.optim.Optimizer, *shared: torch.Tensor) -> None:
     places = _places(shared)
     for state in optimizer.state.values():
         _own(state, places)
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if key != "params" and any(_is_at(each, places) for _, each in _tensors_in(key, value)):
+                group[key] = _own(value, places)
+
+
+def refuse_shared(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """Raises PipelineRaised where the optimizer keeps a parameter itself, or one tensor that it changes in two places: a
+    checkpoint, and a worker that joins, would have copies. Those of the table do neither."""
+    if type(optimizer) in OPTIMIZERS.values():
+        return
+    parameters = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in _kept_tensors(optimizer):
+        if not tensor.numel() or tensor.layout != torch.strided:
+            continue
+        place = tensor.data_ptr(), tensor.shape
+        if tensor.untyped_storage().data_ptr() in parameters:
+            raise PipelineRaised(
+                f"the optimizer keeps a parameter of the model itself as {name!r} in its state or param_groups: a checkpoint, "
+                "and a worker that joins, would have a copy, which no longer moves with it",
+                "keep a clone() of it, or read it where it is: in group['params'], or in an attribute of the optimizer",
+                code="optimizer.keeps-parameter",
+            )
+        if place in seen and tensor._version:
+            raise PipelineRaised(
+                f"the optimizer keeps one tensor, {name!r}, in two places of its state or param_groups, and changes it: a "
+                "checkpoint, and a worker that joins, would have two",
+                "keep it in one place, or a clone() of it in each",
+                code="optimizer.shared-state",
+            )
+        seen.add(place)
+
+
+def _kept_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    for entry in optimizer.state.values():
+        yield from _tensors_in("", entry)
+    for group in optimizer.param_groups:
+        yield from _tensors_in("", {key: value for key, value in group.items() if key not in ("params", "lr")})
+
+
+def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors_in(name or str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(name, item)
 
 
 def apart(state: Mapping[str, torch.Tensor], shared: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -471,31 +548,6 @@ def _attributes_of(kind: Any) -> frozenset[str]:
     parameters = [torch.zeros(1)]
     plain = torch.optim.Optimizer(parameters, {}) if kind is None else kind(parameters)
     return frozenset(vars(plain).keys() | _AT_TIMES)
-
-
-class _Changes(pickle.Pickler):
-    """Tensors by their versions, and without what is kept where it belongs."""
-
-    def __init__(self, stream: io.BytesIO, known: Set[int]) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self._known = known
-
-    def persistent_id(self, value: Any) -> Any:
-        local = (
-            isinstance(value, (type, types.FunctionType)) and "<" in value.__qualname__
-        )  # pickle finds neither by name
-        if local or id(value) in self._known:
-            return id(value)
-        return (id(value), value._version) if isinstance(value, torch.Tensor) else None
-
-
-def _bytes_of(value: Any, known: Set[int]) -> bytes | None:
-    stream = io.BytesIO()
-    try:
-        _Changes(stream, known).dump(value)
-    except Exception:  # pickle's, or of the class that says how it is pickled
-        return None
-    return stream.getvalue()
 
 
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:

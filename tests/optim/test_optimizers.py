@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -157,13 +158,126 @@ def test_what_an_optimizer_holds_without_changing_it_is_no_state(options: dict[s
     optimizer = Aside(model, **options)
     for _ in range(3):
         before = kept_aside(optimizer, model)
-        assert {"all", "first", "moments", "fixed"} <= before.keys()
+        assert {f"attribute {name!r}" for name in ("all", "first", "moments", "fixed")} <= before.keys()
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         assert kept_aside(optimizer, model) == before
     optimizer.fixed["table"] += 1
     assert kept_aside(optimizer, model) != before
     assert kept_aside(torch.optim.Adam(model.parameters()), model) == {}
+
+
+class Counting(torch.optim.Optimizer):
+    """Each of its kinds counts its steps in another place."""
+
+    steps = 0
+
+    def __init__(self, parameters: Any, where: str) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.where = where
+        self.turns = (turn for turn in itertools.count())
+        self.box = Box()
+        self.count = counter()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        match self.where:
+            case "defaults":
+                self.defaults["steps"] = self.defaults.get("steps", 0) + 1
+            case "attribute 'turns'":
+                next(self.turns)
+            case "attribute 'box'":
+                self.box.steps += 1
+            case "attribute 'count'":
+                self.count()
+            case "class's attribute 'steps'":
+                type(self).steps += 1
+            case "parameters' attributes":
+                self.param_groups[0]["params"][0].steps = getattr(self.param_groups[0]["params"][0], "steps", 0) + 1
+            case _:
+                STEPS["all"] += 1
+
+
+class Box:
+    """No pickle takes it whole."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.lock = threading.Lock()
+
+
+STEPS = {"all": 0}
+
+
+def counter() -> Callable[[], int]:
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return steps
+
+    return count
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "defaults", "attribute 'turns'", "attribute 'box'", "attribute 'count'", "class's attribute 'steps'",
+        "parameters' attributes", f"variable 'STEPS' of the module {__name__}",
+    ],
+)  # fmt: skip
+def test_what_a_step_keeps_in_any_place_but_the_state_is_found(where: str) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Counting(model.parameters(), where)
+    for _ in range(2):
+        before = kept_aside(optimizer, model)
+        optimizer.step()
+        after = kept_aside(optimizer, model)
+        assert {name for name, told in after.items() if before.get(name) != told} == {where}
+    assert kept_aside(optimizer, model) == after
+
+
+def test_what_a_hook_keeps_is_found_at_a_class_of_torchs_too() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = counter()
+
+    def counts(*_: Any) -> None:
+        count()
+
+    optimizer.register_step_post_hook(counts)
+    before = kept_aside(optimizer, model)
+    optimizer.step()
+    after = kept_aside(optimizer, model)
+    assert before.keys() == after.keys()
+    assert [name for name in after if before[name] != after[name]] == ["hooks"]
+
+
+def test_what_a_checkpoint_would_have_twice_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    weight, bias = model.parameters()
+    optimizer = Counting([weight, bias], "defaults")
+    shared = torch.ones(())
+    optimizer.state[weight]["shared"] = optimizer.state[bias]["shared"] = shared
+    optimizers.refuse_shared(optimizer, model)  # one that never changes is the same in two places
+    shared += 1
+    with refused("optimizer.shared-state", "shared"):
+        optimizers.refuse_shared(optimizer, model)
+    optimizer.state.clear()
+    optimizer.param_groups[0]["slow"] = [bias.detach()]
+    with refused("optimizer.keeps-parameter", "slow"):
+        optimizers.refuse_shared(optimizer, model)
+
+
+def test_gradients_that_a_group_keeps_are_copied() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Counting(model.parameters(), "defaults")
+    gradients = torch.ones(4)
+    optimizer.param_groups[0]["last"] = {0: gradients.view(2, 2)}
+    optimizers.keep_own(optimizer, gradients)
+    gradients += 1
+    assert torch.equal(optimizer.param_groups[0]["last"][0], torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])

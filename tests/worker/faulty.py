@@ -1033,6 +1033,27 @@ class NoRate(Numbered):
         return Sign(model.parameters(), {"lr": None})
 
 
+class CountsInAHook(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        steps = itertools.count(1)
+
+        def shrink(*_: Any) -> None:
+            for parameter in model.parameters():
+                parameter.data.mul_(1 - 0.1 / next(steps))
+
+        optimizer.register_step_post_hook(shrink)
+        return optimizer
+
+
+class KeepsAParameter(Optimizing):
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["slow"] = parameter.detach()
+            return super().step(closure)
+
+
 class RemovesOption(Optimizing):
     class Optimizer(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:

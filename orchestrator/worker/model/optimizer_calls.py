@@ -94,10 +94,11 @@ class OptimizerCalls:
         with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
             act()
         optimizers.keep_own(optimizer, gradients)
+        optimizers.refuse_shared(optimizer, self._model)
         for name, after in kept_aside(optimizer, self._model).items():
             if after != aside.get(name):
                 raise PipelineRaised(
-                    f"the optimizer changed its attribute {name!r} (step {step}), which no checkpoint and no worker that joins "
+                    f"the optimizer changed its {name} (step {step}), which no checkpoint and no worker that joins "
                     "would have",
                     "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
                     code="optimizer.attribute",

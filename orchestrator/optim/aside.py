@@ -1,0 +1,96 @@
+"""Bytes that change when a value does, for what an optimizer keeps where no checkpoint finds it: in objects of any class, in
+closures of functions, and in variables of the user's modules that these name.
+
+Only two of one process are compared, so an object may stand as its address.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import pickle
+import types
+from collections.abc import Iterator, Set
+from typing import Any
+
+import torch
+
+from orchestrator.pipeline import Pipeline
+
+_PACKAGES = "-packages"  # in the file of a function: modules of packages have caches and counters of their own
+_OPAQUE = (type, types.ModuleType, Pipeline)
+
+
+def bytes_of(value: Any, known: Set[int]) -> bytes | None:
+    """known: addresses of what is kept where it belongs, and stands for itself. None where nothing can be told."""
+    stream = io.BytesIO()
+    try:
+        _Changes(stream, known).dump(value)
+    except Exception:  # of a class that says how it is pickled
+        return None
+    return stream.getvalue()
+
+
+def functions_of(kind: type) -> Iterator[types.FunctionType]:
+    """Those that the user has written in a class, without its bases."""
+    for value in vars(kind).values():
+        inner = inspect.unwrap(value)  # of torch.no_grad(), and of what torch puts around a step
+        if isinstance(inner, types.FunctionType) and _is_users(inner):
+            yield inner
+
+
+def variables(function: types.FunctionType) -> dict[str, Any]:
+    """The variables of its module that a function names, but for flags, which are set once to say that something was said."""
+    named = set(_names(function.__code__))
+    return {
+        name: value
+        for name, value in function.__globals__.items()
+        if name in named and not isinstance(value, (bool, *_OPAQUE))
+    }
+
+
+class _Changes(pickle.Pickler):
+    """Tensors by their versions, and without what is kept where it belongs."""
+
+    def __init__(self, stream: io.BytesIO, known: Set[int]) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._known = known
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, _OPAQUE) or id(value) in self._known:
+            return id(value)
+        return (id(value), value._version) if isinstance(value, torch.Tensor) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType):
+            return object, (), (id(value), _held_by(value))
+        if isinstance(value, types.GeneratorType):
+            return object, (), (id(value), value.gi_frame and dict(value.gi_frame.f_locals))
+        try:
+            return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except Exception:  # a lock, a file, a class that refuses
+            return object, (), (id(value), getattr(value, "__dict__", None))
+
+
+def _held_by(function: types.FunctionType) -> tuple[Any, ...]:
+    cells = [_content(cell) for cell in function.__closure__ or ()]
+    named = variables(function) if _is_users(function) else {}
+    return cells, function.__defaults__, function.__kwdefaults__, vars(function), named
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none yet
+        return None
+
+
+def _is_users(function: types.FunctionType) -> bool:
+    return _PACKAGES not in function.__code__.co_filename and not function.__module__.startswith("orchestrator.")
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
