@@ -347,10 +347,12 @@ def adds_options(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) not in OPTIMIZERS.values()
 
 
-def strange_option(optimizer: torch.optim.Optimizer, before: Sequence[dict[str, Any]]) -> str | None:
+def strange_option(
+    optimizer: torch.optim.Optimizer, before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
+) -> str | None:
     """The first name of an option that a step has removed, or added where it may not; a name of groups, where it did so with
-    one. before: the options then."""
-    old, new = ([dict.fromkeys(group) for group in groups] for groups in (before, options(optimizer)))
+    one."""
+    old, new = ([dict.fromkeys(group) for group in groups] for groups in (before, after))
     if adds_options(optimizer) and len(old) == len(new):
         new = [{name: None for name in mine if name in group} for group, mine in zip(new, old, strict=True)]
     return differing(old, new)
@@ -464,13 +466,13 @@ def refuse_shared(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> N
     checkpoint, and a worker that joins, would have copies. Those of the table do neither."""
     if type(optimizer) in OPTIMIZERS.values():
         return
-    parameters = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    parameters = _places(model.parameters())
     seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in _kept_tensors(optimizer):
         if not tensor.numel() or tensor.layout != torch.strided:
             continue
         place = tensor.data_ptr(), tensor.shape
-        if tensor.untyped_storage().data_ptr() in parameters:
+        if _is_at(tensor, parameters):
             raise PipelineRaised(
                 f"the optimizer keeps a parameter of the model itself as {name!r} in its state or param_groups: a checkpoint, "
                 "and a worker that joins, would have a copy, which no longer moves with it",

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import (
     DataLoader,
+    RandomSampler,
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -405,6 +406,7 @@ class Evaluating(Data):
         ({"batch_size": 7, "drop_last": True}, None, "drops the last batch"),
         ({"batch_sampler": [[1, 2], [3, 4]]}, None, "batch_sampler, list"),
         ({"sampler": Backwards(ROWS)}, "sampler Backwards", None),
+        ({"sampler": RandomSampler(ROWS, num_samples=9)}, "sampler RandomSampler", None),
         ({"batch_size": None}, "batch_size=None", None),
     ],
 )

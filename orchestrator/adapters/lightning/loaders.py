@@ -24,7 +24,6 @@ from orchestrator.errors import PipelineRaised, coded
 
 _FOLDER = Path(".orchestrator")
 _KNOWN = (WeightedRandomSampler, SubsetRandomSampler, RandomSampler, SequentialSampler)
-_ALL_OF_THEM = ("RandomSampler", "SubsetRandomSampler", "SequentialSampler")  # visit each of their samples
 
 
 class Visits(NamedTuple):
@@ -133,10 +132,10 @@ class Loaders:
                 yield _misfit(
                     f"the {which} loader has batch_size=None: give it a data set of samples, and their number in a batch"
                 )
-        if self.validation is not None and (name := _name(self.validation)) not in _ALL_OF_THEM:
+        if self.validation is not None and not _visits_all(self.validation.sampler):
             yield _misfit(
-                f"the validation loader has the sampler {name}: give it none, and a data set of the samples that it visits, "
-                "such as a Subset"
+                f"the validation loader has the sampler {_name(self.validation)}: give it none, and a data set of the samples "
+                "that it visits, such as a Subset"
             )
 
     def notes(self, course: Course) -> Iterator[str]:
@@ -193,6 +192,12 @@ def _each_once(sampler: Any) -> bool:
     """Unless it is a RandomSampler that draws with replacement, or fewer samples or more."""
     drawn = isinstance(sampler, RandomSampler)
     return not (drawn and (sampler.replacement or sampler.num_samples != len(sampler.data_source)))
+
+
+def _visits_all(sampler: Any) -> bool:
+    """Whether it visits each of its samples once, as far as is known."""
+    is_known = isinstance(sampler, _KNOWN) and not isinstance(sampler, WeightedRandomSampler)
+    return is_known and _each_once(sampler)
 
 
 def _own_batches(loader: Any) -> str | None:

@@ -112,7 +112,7 @@ class OptimizerCalls:
                     code="optimizer.changes-model",
                 )
         now = optimizers.options(optimizer)
-        strange = optimizers.strange_option(optimizer, options)
+        strange = optimizers.strange_option(optimizer, options, now)
         if strange is not None:
             raise PipelineRaised(
                 f"the optimizer added or removed {strange!r} in its param_groups (step {step})",

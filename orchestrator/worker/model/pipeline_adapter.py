@@ -290,7 +290,7 @@ class PipelineAdapter:
     ) -> tuple[list[str], list[float]]:
         """As `evaluate`, of these validation samples and in the place of the model another one."""
         with self._evaluation(step, batch, indices, model) as (loss, metrics):
-            return loss.evaluated(kept(loss.make()), metrics.make())
+            return loss.evaluated(loss.make(), metrics.make())
 
     def evaluation(self, step: int, batch: int) -> AbstractContextManager[tuple[Call, Call]]:
         """Loss and metrics of a validation batch, to be called within the block, as `call` says; in which order, and that the
@@ -314,7 +314,7 @@ class PipelineAdapter:
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             items = self._staging.batch(items)
             yield (
-                Call(lambda: self._loss(items, updates, model), self._autocast, len(indices), where),
+                Call(lambda: kept(self._loss(items, updates, model)), self._autocast, len(indices), where),
                 Call(lambda: self.pipeline.metrics(model, items), self._autocast, len(indices), where),
             )
 

@@ -22,7 +22,6 @@ from orchestrator.numerics import digests
 from orchestrator.numerics.byte_layout import bytes_of, of_bytes
 from orchestrator.pipeline import defines
 from orchestrator.worker.between_steps import evaluation
-from orchestrator.worker.model.output_checks import kept
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_values import Activations, Generators
@@ -143,7 +142,7 @@ class Stages:
             came = None if message is None else messages.activations(message, seeded)
             _, leaves, value = self._stage.forward(calls[number].make, way, came)
             leaving.append(leaves)
-            values.append(kept(value))
+            values.append(value)
             if number + 1 < len(ways):
                 messages.check_undrawn(seeded)
         return leaving, values
@@ -162,7 +161,6 @@ class Stages:
                     seeded = Generators.now()
                     came = None if arrived is None else messages.activations(arrived, seeded)
                     _, leaves, loss = self._stage.forward(calls[0].make, "evaluation", came)
-                    loss = kept(loss)
                     drawn = Generators.now()
             except OrchestratorError as error:
                 results.fault = batch, error

@@ -16,7 +16,6 @@ from orchestrator.pipeline import defines, naming
 from orchestrator.worker.admission import proof
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.model.calls import Call
-from orchestrator.worker.model.output_checks import kept
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel import messages
@@ -233,7 +232,7 @@ class InStages:
             has_metrics = defines(type(workload.pipeline), "metrics")
             with workload.evaluation(-1, 0) as calls:
                 seeded = Generators.now()
-                loss = kept(whole.forward(calls[0].make, "evaluation"))
+                loss = whole.forward(calls[0].make, "evaluation")
                 if has_metrics and not self.cuts.draws:
                     messages.check_undrawn(seeded)
                 metrics = whole.forward(calls[1].make, "metrics") if has_metrics else {}

@@ -171,7 +171,8 @@ class StageTrainer:
         flight, leaves, batch = None, None, None
         if arrived is None or arrived.note:
             try:
-                with parts.workload.call(when[0], shard, waits=shard not in self._at_once) as call:
+                waits = shard in self._kept and shard not in self._at_once  # one that is computed anew has a copy below
+                with parts.workload.call(when[0], shard, waits=waits) as call:
                     if shard not in self._kept:  # loss() may change it
                         assert call.given is not None
                         batch = copied(call.given.batch)
