@@ -91,6 +91,7 @@ ROOMS = {
         "import_string",
         "file_cache",
         "once",
+        "temporary",
         "locks",
         "child",
         "bounded_command",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tempfile
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from orchestrator.checkpoint.manifest import steps_among
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, reported
+from orchestrator.common import temporary
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.preflight import initial, ownership
 from orchestrator.driver.recording import artifacts
@@ -340,7 +340,7 @@ def _places(original: Recorded, wanted: ExportRequest, folder: Path) -> dict[str
 def _of_record(original: Recorded, store: Store, held: ExitStack) -> dict[str, Content]:
     """The files of the run's folder, the verdicts of its reruns, the list of packages."""
     files: dict[str, Content] = {f"{crate.RECORD}/{file.name}": file for file in original.files.artifacts()}
-    place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="orchestrator-")))
+    place = held.enter_context(temporary.folder())
     run_id = original.past.run_id
     for again in store.folders(run_id, "reruns"):
         (place / again).mkdir()

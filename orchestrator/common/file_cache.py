@@ -6,9 +6,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from orchestrator.common import temporary
 
 _DIGEST_BYTES = 32
 
@@ -42,11 +43,7 @@ def read(places: Iterable[Path], name: str) -> bytes | None:
 def _write(file: Path, data: bytes) -> None:
     """Whole or not at all. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, unfinished = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-    try:
-        with open(descriptor, "wb") as stream:
-            stream.write(data)
-        Path(unfinished).replace(file)
-    except OSError:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    with temporary.folder(file.parent) as place:
+        unfinished = place / file.name
+        unfinished.write_bytes(data)
+        unfinished.replace(file)

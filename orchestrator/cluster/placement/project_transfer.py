@@ -9,7 +9,6 @@ the project, a project larger than Ray carries.
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from orchestrator.cluster.placement import node_tree
 from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.reservation import Node, living_nodes
 from orchestrator.cluster.sessions import environment
+from orchestrator.common import temporary
 from orchestrator.common.tested_versions import RAY
 from orchestrator.errors import ClusterUnavailable, OrchestratorError, few
 
@@ -243,8 +243,8 @@ def _upload(project: Project, nodes: Iterable[Node]) -> str:
             remedy,
             code="ray.project-too-large",
         )
-    with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
-        package = Path(folder) / "project.zip"
+    with temporary.folder() as folder:
+        package = folder / "project.zip"
         node_tree.pack(project.path, project.inputs, package)
         quiet = logging.getLogger("ray")
         sent = upload_working_dir_if_needed({"working_dir": str(package)}, include_gitignore=False, logger=quiet)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import temporary
 from orchestrator.common.import_string import raised
 from orchestrator.data.files import manifest
 from orchestrator.data.files.manifest import File, Manifest
@@ -114,7 +114,7 @@ def _described(place: Place, name: str, at: str, read: Callable[..., Any], told:
     """at: where it is, "" for at its name; told: how many samples another list says it has. Its last sample is read: then it
     is whole."""
     digest, size = hashlib.md5(usedforsecurity=False), 0
-    with tempfile.NamedTemporaryFile() as copy:
+    with temporary.folder() as scratch, (scratch / "copy").open("wb") as copy:
         for chunk in place.chunks(at or name):
             digest.update(chunk)
             size += len(chunk)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from orchestrator.checkpoint import catalog
 from orchestrator.checkpoint.manifest import Manifest, steps_among
 from orchestrator.checkpoint.storage import Storage, open_storage
 from orchestrator.comm.synchronization import SYNCHRONY, build_mode
+from orchestrator.common import temporary
 from orchestrator.config.plan import Begin
 from orchestrator.config.settings import BeginSettings, Settings, flat, kept
 from orchestrator.driver.folders import RunFolder, project_folder
@@ -168,8 +168,8 @@ def _take(storage: Storage, folder: Path, manifest: Manifest) -> None:
     """Under its final name only when it is whole."""
     target = place_of(folder, manifest.state_digest)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as new:
-        whole = Path(new) / target.name
+    with temporary.folder(target.parent) as new:
+        whole = new / target.name
         whole.mkdir()
         catalog.carry(storage, open_storage(whole), manifest.step)
         if held_in(folder, target.name, manifest.step) is None:  # nobody else has just brought it

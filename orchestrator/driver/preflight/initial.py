@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from orchestrator.adapters.lightning import checkpoints
+from orchestrator.common import temporary
 from orchestrator.config.settings import InitialSettings, Settings
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.preflight import ownership
@@ -114,8 +114,8 @@ def _found(store: Store, name: str, folder: Path, *, trusted: bool) -> str:
         whose = f"the model {name} was made by {user or 'somebody unknown'}"
         raise ownership.Untrusted(whose, "initial=", ownership.WouldOpen(places))
     (folder / _FOLDER).mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder / _FOLDER, prefix=".new-") as new:
-        weights = Path(new) / models.WEIGHTS
+    with temporary.folder(folder / _FOLDER) as new:
+        weights = new / models.WEIGHTS
         models.fetch_weights(store, name, weights)
         found = state_digest(initial.read(weights, name))
         weights.replace(place_of(folder, found))
@@ -128,8 +128,8 @@ def _of_checkpoint(file: Path, folder: Path) -> str:
     digest = state_digest(given)
     if not held_in(folder, digest):
         (folder / _FOLDER).mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder / _FOLDER, prefix=".new-") as new:
-            weights = Path(new) / models.WEIGHTS
+        with temporary.folder(folder / _FOLDER) as new:
+            weights = new / models.WEIGHTS
             save_file(given, weights)
             weights.replace(place_of(folder, digest))
     return digest
@@ -146,8 +146,8 @@ def _digest_of(file: Path) -> str | None:
 def _put(source: Path, target: Path) -> None:
     """Under its final name only when it is whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as new:
-        partial = Path(new) / target.name
+    with temporary.folder(target.parent) as new:
+        partial = new / target.name
         try:
             os.link(source, partial)
         except OSError:  # another file system, or one without links

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import json
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 from orchestrator.checkpoint import catalog
 from orchestrator.checkpoint.manifest import steps_among
 from orchestrator.checkpoint.storage import open_storage
+from orchestrator.common import temporary
 from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
@@ -153,8 +152,8 @@ def audited(repeater: Repeater, drawn: Draw, *, check_environment: bool) -> Audi
     """Repeat what was drawn, and judge. Raises what keeps it from being started."""
     original, run_id = repeater.original, repeater.original.past.run_id
     repeater.display.say(drawn.text)
-    with tempfile.TemporaryDirectory(prefix="orchestrator-") as place:
-        file = Path(place) / "segments.json"
+    with temporary.folder() as place:
+        file = place / "segments.json"
         ranges = [[each.first, each.end] for each in drawn.chosen]
         file.write_text(json.dumps({"of": run_id, "storage": drawn.storage, "ranges": ranges}), encoding="utf-8")
         launched = replace(repeater, overrides=[*repeater.overrides, f"segments={file}"])

@@ -8,12 +8,12 @@ differs is named, and nothing is trained on other data. If all are equal, the re
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from orchestrator.common import temporary
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import duration
@@ -63,10 +63,10 @@ def _places(repeater: Repeater, restored: checkout.Restored, pipeline: Pipeline)
 def _executed(repeater: Repeater, restored: checkout.Restored, pipeline: Pipeline) -> Iterator[Repeated]:
     """Up to the first that differs."""
     kept = dvc_files.storage(repeater.project)
-    with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch:
+    with temporary.folder() as scratch:
         for stage in pipeline.stages:
             changed = stages.changed(pipeline.top, stage)
-            seconds = _execute(repeater, restored, pipeline.top, stage, Path(scratch))
+            seconds = _execute(repeater, restored, pipeline.top, stage, scratch)
             done = Repeated(stage.name, stages.made(restored.project, stage, kept), tuple(changed))
             said = "another output" if done.parted else "the recorded output"
             repeater.display.say(f"  stage {stage.name}: {said}, in {duration(seconds)}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common import locks
+from orchestrator.common import locks, temporary
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, duration
@@ -218,9 +217,9 @@ def _build(
 def _install(recorded: Lock, kept: Path, wheels: Sequence[Path]) -> list[dict[str, Any]]:
     """The packages that pip says it has installed."""
     reports = []
-    with tempfile.TemporaryDirectory(prefix="orchestrator-") as place:
+    with temporary.folder() as place:
         for number, text in enumerate(lock.requirements(recorded)):
-            wanted, report = Path(place) / f"{number}.txt", Path(place) / f"{number}.json"
+            wanted, report = place / f"{number}.txt", place / f"{number}.json"
             wanted.write_text(text, encoding="utf-8")
             _pip(kept, ["--report", str(report), "--requirement", str(wanted)], wheels)
             reports.append(json.loads(report.read_text(encoding="utf-8")))

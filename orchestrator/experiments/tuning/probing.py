@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from orchestrator.cluster.placement.reservation import living_nodes
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import Actors, LocalRay
+from orchestrator.common import temporary
 from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import (
@@ -67,19 +66,15 @@ def probing(settings: Settings, display: ProgressDisplay, most: int = 0) -> Iter
     is more than this machine has cores."""
     cluster, timeout_s = settings.cluster, settings.cluster.start_timeout_s
     cores = len(os.sched_getaffinity(0))
-    folder = Path(tempfile.mkdtemp(prefix="orchestrator-tune-"))
     planned = resolve(settings).cluster
     servers = max(1, planned.members.servers)
     room = cluster.cpus_per_worker * (max(cores, most, cluster.workers.start) + servers)
     actors = Actors(1.0, *visible_cards.for_ray(wanted=bool(planned.gpus)))
     ray: Any = JoinedRay(cluster.address) if cluster.address is not None else LocalRay(room, timeout_s, actors=actors)
-    try:
-        with ray as session:
-            nodes = [] if cluster.address is None else living_nodes()
-            cpus = int(sum(node.resources.get("CPU", 0.0) for node in nodes)) if nodes else cores
-            yield Prober(settings, display, session, folder, max(1, cpus))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with temporary.folder() as folder, ray as session:
+        nodes = [] if cluster.address is None else living_nodes()
+        cpus = int(sum(node.resources.get("CPU", 0.0) for node in nodes)) if nodes else cores
+        yield Prober(settings, display, session, folder, max(1, cpus))
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ repository in a temporary folder, which borrows the user's objects and writes no
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import temporary
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import changes, git
 from orchestrator.provenance.code.changes import Change
@@ -60,15 +60,15 @@ def ancestry(project: Path, origins: tuple[str | None, str | None], bundles: tup
     objects = git.line(project, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     if base is None or objects is None:
         return f"the commits {origins[0]} and {origins[1]} have no common ancestor"
-    with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
-        repository = Path(folder) / "both"
+    with temporary.folder() as folder:
+        repository = folder / "both"
         sides = changes.open_bundles(repository, *bundles)
         (repository / "objects" / "info").mkdir(parents=True, exist_ok=True)
         (repository / "objects" / "info" / "alternates").write_text(f"{objects}\n", encoding="utf-8")
         try:
             a, b = (changes.between(repository, base, side) for side in sides)
             both = _both(repository, sides, a, b)
-            conflicts = [path for path in both[:_JUDGED] if not _merges(repository, Path(folder), base, sides, path)]
+            conflicts = [path for path in both[:_JUDGED] if not _merges(repository, folder, base, sides, path)]
         except git.GitError as error:
             raise NotRerunnable(
                 f"the code cannot be compared with {base}: {error}", "git fsck", code="git.no-comparison"

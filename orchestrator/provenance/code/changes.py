@@ -7,11 +7,11 @@ is only named, a long diff is cut, and beyond FILES_SHOWN files there are names 
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from orchestrator.common import temporary
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import checkout, git, objects, snapshot
 from orchestrator.provenance.code.worktree import WorkTree, entries_of
@@ -36,8 +36,8 @@ class Change:
 
 def changes(old: Path, new: Path) -> list[Change]:
     """The changes that turn the snapshot in bundle `old` into `new`, by path. Raises NotRerunnable for a damaged bundle."""
-    with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
-        repository = Path(folder) / "both"
+    with temporary.folder() as folder:
+        repository = folder / "both"
         return between(repository, *open_bundles(repository, old, new))
 
 
@@ -55,8 +55,8 @@ def between(repository: Path, before: str, after: str) -> list[Change]:
 
 def since(bundle: Path, work: WorkTree) -> list[str]:
     """The paths that differ between the snapshot in `bundle` and a work tree. Raises NotRerunnable for a damaged bundle."""
-    with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
-        repository = Path(folder) / "one"
+    with temporary.folder() as folder:
+        repository = folder / "one"
         (commit,) = open_bundles(repository, bundle)
         then = entries_of(git.run(repository, "ls-tree", "-r", "-z", commit))
     return sorted(objects.shown(path) for path in {*then, *work.entries} if then.get(path) != work.entries.get(path))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from orchestrator.common import temporary
 from orchestrator.provenance.code import git, objects
 from orchestrator.provenance.code.objects import Entries, Entry
 from orchestrator.provenance.code.worktree import TITLE, Unrecorded, WorkTree
@@ -215,8 +216,8 @@ def _message(work: WorkTree) -> str:
 
 def _tree_of(work: WorkTree, entries: Entries) -> str:
     """Write a tree through an index of its own. Objects of a partial clone or a nested repository may be missing."""
-    with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
-        index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+    with temporary.folder() as folder:
+        index = {"GIT_INDEX_FILE": str(folder / "index")}
         rows = b"".join(f"{entry.mode} {entry.id}\t".encode() + path + b"\0" for path, entry in entries.items())
         git.run(work.root, "update-index", "-z", "--index-info", stdin=rows, variables=index)
         return git.run(work.root, "write-tree", "--missing-ok", variables=index).decode().strip()

@@ -12,12 +12,12 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import temporary
 from orchestrator.common.tested_versions import DVC
 from orchestrator.data.files.manifest import leads_out
 from orchestrator.errors import ConfigurationError
@@ -248,13 +248,13 @@ def _readable(top: Path) -> Iterator[None]:
 def opened(top: Path, within: Path | None = None) -> Iterator[Any]:
     """The project for DVC's own code, to be read: its locks and its state lie elsewhere, and git is left out. within: a folder
     out of which nothing is read, nor files that are larger than any that people write, as of a project of somebody else."""
-    with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch, quiet(), insides():
+    with temporary.folder() as scratch, quiet(), insides():
         from dvc.repo import Repo
 
-        reader = type("Reader", (Repo,), {"tmp_dir": scratch})
+        reader = type("Reader", (Repo,), {"tmp_dir": str(scratch)})
         with _readable(top):
             system = None if within is None else _bounded(within)
-            repository = reader(str(top), fs=system, config={"core": {"no_scm": True, "site_cache_dir": scratch}})
+            repository = reader(str(top), fs=system, config={"core": {"no_scm": True, "site_cache_dir": str(scratch)}})
         with repository:
             yield repository
 

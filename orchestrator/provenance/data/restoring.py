@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from orchestrator.common import temporary
 from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.data import dvc_files, hashing
 from orchestrator.provenance.data.dvc_files import MD5, Out, Storage
@@ -51,8 +51,8 @@ def restore(
     such as a cache that the pipeline has written there since, do not count. Raises NotRerunnable with all that failed.
     """
     kept = dvc_files.storage(source)
-    with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch:
-        store = _Objects(source, kept, Path(scratch))
+    with temporary.folder() as scratch:
+        store = _Objects(source, kept, scratch)
         jobs = [_Job(item, target, source, top or target, names.get(item.path)) for item in inputs]
         for job in [job for job in jobs if not job.is_done()]:
             job.bring((places or {}).get(job.item.path), store)

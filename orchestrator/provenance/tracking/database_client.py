@@ -15,7 +15,6 @@ import platform
 import shutil
 import sqlite3
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
+from orchestrator.common import temporary
 from orchestrator.common.tested_versions import MLFLOW, MLFLOW_TABLES
 from orchestrator.provenance.tracking import empty, names
 from orchestrator.provenance.tracking.client import Client, Dataset, Metric, ModelOfRun, Param, RunTag
@@ -473,8 +473,8 @@ def _copied(source: Path, folder: Path) -> None:
     target = folder / source.name
     if target.exists() and target.samefile(source):
         return
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".artifact.uploading.") as own:
-        unfinished = Path(own, source.name)
+    with temporary.folder(folder, ".artifact.uploading.") as own:
+        unfinished = own / source.name
         _put(source, unfinished)
         unfinished.replace(target)
 

@@ -10,12 +10,12 @@ It neither reads nor writes weights.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import temporary
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.provenance.tracking.addresses import is_server
 from orchestrator.provenance.tracking.client import Client
@@ -169,7 +169,7 @@ def pin(store: Store, name: str) -> str:
 def fetch_weights(store: Store, pinned: str, target: Path) -> None:
     """Bring the weights of a model into a file. Raises ConfigurationError where it has none that can be read without running
     code of others."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as place:
+    with temporary.folder(target.parent) as place:
         try:
             found = _download(store, f"{_location(store, pinned)}/{WEIGHTS}", place)
         except _failures() as error:
@@ -183,7 +183,7 @@ def fetch_weights(store: Store, pinned: str, target: Path) -> None:
 
 def fetch_folder(store: Store, run_id: str, target: Path) -> bool:
     """Bring the logged model of a run into a folder that is not there yet; whether there is one that can be had."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as place:
+    with temporary.folder(target.parent) as place:
         try:
             found = _download(store, _location(store, f"{_RUNS}{run_id}/{NAME}"), place)
         except _failures():
@@ -194,12 +194,12 @@ def fetch_folder(store: Store, run_id: str, target: Path) -> bool:
         return True
 
 
-def _download(store: Store, uri: str, place: str) -> str:
+def _download(store: Store, uri: str, place: Path) -> str:
     """The path of the file or folder in `place`. Raises what MLflow raises."""
     _ = store.client.mlflow
     from mlflow.artifacts import download_artifacts
 
-    return str(download_artifacts(artifact_uri=uri, dst_path=place, tracking_uri=store.client.tracking_uri))
+    return str(download_artifacts(artifact_uri=uri, dst_path=str(place), tracking_uri=store.client.tracking_uri))
 
 
 def _failures() -> tuple[type[Exception], ...]:

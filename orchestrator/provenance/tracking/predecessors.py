@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import temporary
 from orchestrator.provenance.tracking.store import KIND, Store
 from orchestrator.provenance.tracking.tracker import Tracker
 
@@ -27,6 +27,6 @@ def data_of(store: Store, run_id: str, folder: Path) -> dict[str, Any]:
     own = folder / run_id / "data.json"
     if own.exists():
         return dict(json.loads(own.read_text(encoding="utf-8")))
-    with tempfile.TemporaryDirectory() as place:
-        fetched = store.client.download_artifacts(run_id, "run/data.json", place)
+    with temporary.folder() as place:
+        fetched = store.client.download_artifacts(run_id, "run/data.json", str(place))
         return dict(json.loads(Path(fetched).read_text(encoding="utf-8")))

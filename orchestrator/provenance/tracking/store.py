@@ -14,7 +14,6 @@ import pwd
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from orchestrator.common import locks, processes
+from orchestrator.common import locks, processes, temporary
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.provenance.tracking import database_client, empty, lean, names, store_errors, tables
 from orchestrator.provenance.tracking.addresses import absolute, as_opened, database_of, default_uri, is_server
@@ -333,10 +332,10 @@ class Store:
     def fetch(self, run_id: str, folder: str, target: Path) -> None:
         """Bring the run's artifacts under `folder` into `target`, those that are not there. Raises ConfigurationError when they
         cannot be had."""
-        with self.usable(), tempfile.TemporaryDirectory() as place:
+        with self.usable(), temporary.folder(target.parent) as place:
             for artifact in self.client.list_artifacts(run_id, folder):
                 if not artifact.is_dir and not (target / Path(artifact.path).name).exists():
-                    shutil.move(self.client.download_artifacts(run_id, artifact.path, place), target)
+                    shutil.move(self.client.download_artifacts(run_id, artifact.path, str(place)), target)
 
     def folders(self, run_id: str, folder: str) -> list[str]:
         """The names of the folders among the run's artifacts under `folder`. Raises ConfigurationError."""
