@@ -57,6 +57,7 @@ _UNFIT: dict[type[torch.optim.Optimizer], tuple[str, str]] = {
     torch.optim.SparseAdam: ("it wants sparse gradients", "give embeddings sparse=False and take adam"),
 }
 _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)  # the second does not call the __init__ of the first, its base
+_SCALE = "lr_scale"  # of a group, for a scheduler: of timm, and of training scripts such as those of BEiT and MAE
 _OWN_SCHEDULE = "set `schedule` in the configuration, or write the factor as rate(self, step) in the pipeline"
 
 
@@ -221,6 +222,16 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
 
 
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Give a group this learning rate. One that is a tensor stays one, written in place as by torch's schedulers: torch
+    computes with it in its own precision, so its steps have other bits than with a number."""
+    if isinstance(group["lr"], torch.Tensor):
+        with torch.no_grad():
+            group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
 def check(optimizer: object, model: torch.nn.Module) -> None:
     """Raises PipelineRaised for what a pipeline's own `optimizer(model)` may not return."""
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -273,6 +284,14 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             f"optimizer() returned a {type(optimizer).__name__} without a learning rate",
             "give each of its param_groups a number as lr: `schedule` multiplies it",
             code="optimizer.no-rate",
+        )
+    scaled = next((group for group in optimizer.param_groups if group.get(_SCALE, 1) != 1), None)
+    if scaled is not None:
+        raise PipelineRaised(
+            f"optimizer() returned a group with {_SCALE}={scaled[_SCALE]}, as the layer_decay of timm sets it: a scheduler of "
+            "timm would multiply rates by it, and nobody does here",
+            f'do so in optimizer(): for group in optimizer.param_groups: group["lr"] *= group.pop("{_SCALE}", 1)',
+            code="optimizer.scale-unused",
         )
 
 

@@ -139,6 +139,21 @@ def sgd(lr: float = 0.3, groups: int = 1) -> torch.optim.SGD:
     return torch.optim.SGD(each, lr=lr, momentum=0.9)
 
 
+def test_a_rate_that_is_a_tensor_stays_one() -> None:
+    course = Course(steps=8, epoch=4, batch_size=1, schedule="constant")
+    rate = torch.tensor(0.3)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=rate)
+    scheduler = {"scheduler": lr_scheduler.StepLR(optimizer, 1), "interval": "epoch"}
+    _, found = schedules.optimizer_of({"optimizer": optimizer, "lr_scheduler": scheduler}, course)
+    factors = schedules.factors(optimizer, found, course)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert factors is not None
+    assert [float(torch.tensor(float(rate) * factor)) for factor in (factors[0], factors[-1])] == [
+        float(torch.tensor(0.3)),
+        float(torch.tensor(0.3) * 0.1),
+    ]
+
+
 def test_a_rate_is_the_schedulers_own_to_the_last_bit() -> None:
     course = Course(steps=80, epoch=10, batch_size=1, schedule="constant")
     for make in (

@@ -131,6 +131,19 @@ class CaresForItself(ScheduleFree):
     train = eval = None  # type: ignore[assignment]
 
 
+def test_a_scale_of_rates_that_nobody_would_multiply_in_is_refused() -> None:
+    """As create_optimizer_v2 of timm leaves it in the groups for its own schedulers."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def scaled(*scales: float) -> torch.optim.AdamW:
+        groups = [{"params": layer.parameters(), "lr_scale": scale} for layer, scale in zip(model, scales, strict=True)]
+        return torch.optim.AdamW(groups, lr=0.1)
+
+    check(scaled(1.0, 1.0), model)
+    with refused("optimizer.scale-unused", "lr_scale=0.5"):
+        check(scaled(1.0, 0.5), model)
+
+
 def test_weights_that_are_exchanged_for_evaluations_are_refused() -> None:
     model = nn.Linear(2, 2)
     with refused("optimizer.two-modes", "ScheduleFree"):

@@ -347,6 +347,15 @@ class OwnOptimizer(Mlp):
         return torch.optim.SGD(groups, lr=0.2)
 
 
+class RateInATensor(Mlp):
+    """torch computes with such a rate in float32, so its steps have other bits than those with the same number."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        first, last = (list(model.get_submodule(name).parameters()) for name in "03")
+        groups: list[dict[str, Any]] = [{"params": first, "lr": 0.02}, {"params": last}]
+        return torch.optim.Adam(groups, lr=torch.tensor(0.01))
+
+
 class NumbersOfNumpy(Mlp):
     """Rates from numpy.linspace, as are averages; the class keeps another one in its state."""
 

@@ -243,6 +243,7 @@ AWKWARD = [
     p.LayerDrop,
     p.OwnOptimizer,
     p.NumbersOfNumpy,
+    p.RateInATensor,
     p.OfNoClassOfTorchs,
     p.ChannelsLast,
     p.CumulativeBatchnorm,

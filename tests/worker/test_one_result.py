@@ -61,6 +61,7 @@ CASES = [
     Case(p.OwnOptimizer, {"optimizer": None}),
     Case(p.Langevin, {"optimizer": None}),
     Case(p.NumbersOfNumpy, {"optimizer": None, "schedule": {"name": "cosine"}}),
+    Case(p.RateInATensor, {"optimizer": None, "schedule": {"name": "cosine"}}),
     Case(p.OfNoClassOfTorchs, {"optimizer": None, "evaluate_every": Every(steps=2)}),
     Case(p.CustomBatches),
     Case(p.AwkwardBuffers),

@@ -70,6 +70,24 @@ def test_one_shard_is_an_ordinary_loop(pipeline: type[p.Small], optimizer: dict[
         assert torch.allclose(run.parameters[name], expected, rtol=1e-4, atol=1e-5), name
 
 
+def test_a_rate_that_is_a_tensor_stays_one() -> None:
+    """Also where a schedule changes it, which writes into it as those of torch do."""
+    gamma = 0.7
+    run = train(p.RateInATensor, shards=1, optimizer=None, schedule={"name": "exponential", "gamma": gamma})
+    loop = Loop(p.RateInATensor(), 1)
+    plain = loop.pipeline.optimizer(loop.model)
+    assert plain is not None
+    first, last = plain.param_groups
+    kept = last["lr"].item()
+    for step in range(4):
+        first["lr"] = 0.02 * gamma**step
+        last["lr"].fill_(kept * gamma**step)
+        plain.zero_grad()
+        loop.loss(step, 0).backward()  # type: ignore[no-untyped-call]
+        plain.step()
+    assert all(torch.equal(run.parameters[name], parameter) for name, parameter in loop.named())
+
+
 @pytest.mark.parametrize("pipeline", thinned([p.Mlp, p.Wide, p.Lstm, p.Attention, p.Images, p.Frozen], 2))
 def test_the_gradient_is_the_mean_over_the_micro_batches(pipeline: type[p.Small]) -> None:
     """The learning rate is so large that after one step a parameter is its gradient but for rounding."""

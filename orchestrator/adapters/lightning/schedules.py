@@ -200,7 +200,10 @@ def _nearest(rate: float, base: float) -> float:
 
 def _restore(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
         group.pop("initial_lr", None)
     for name in _LEFT_BEHIND:
         vars(optimizer).pop(name, None)

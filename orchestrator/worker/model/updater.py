@@ -117,7 +117,7 @@ class Updater:
 def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], factor: float) -> None:
     """Give each parameter group its base rate times the factor."""
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate * factor
+        optimizers.set_rate(group, rate * factor)
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
