@@ -32,6 +32,7 @@ from orchestrator.records.input_audit import is_below
 Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere", "package"]
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _NAMES_SHOWN = 3
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _NOTEBOOK = ".ipynb"
 _CODE = (".py", _NOTEBOOK)
 
@@ -164,7 +165,12 @@ class _Folders:
 
 
 def _is_generated(name: str, file: str, modules: Mapping[str, str], standard: Iterable[str]) -> bool:
-    """Code that an installed package has written for itself: a module of its name in a temporary file (torch_geometric)."""
+    """Code that an installed package has written for itself: a module of its name in a temporary file (torch_geometric), or
+    what torch's compiler has made, in the folder that it names in a variable."""
+    key = os.path.basename(file).partition(".")[0]  # noqa: PTH119
+    kept = os.environ.get(_COMPILED)
+    if kept and file.startswith(f"{os.path.realpath(kept)}/{key[1:3]}/{key}."):
+        return True
     package = modules.get(name.partition(".")[0])
     temporary = os.path.realpath(tempfile.gettempdir()) + "/"
     return package is not None and file.startswith(temporary) and is_installed(os.path.realpath(package), standard)

@@ -89,6 +89,20 @@ def test_what_an_installed_package_generates_needs_none_either(
     assert len(gather(modules, project)) == 1
 
 
+def test_what_the_compiler_of_torch_makes_needs_none_either(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The modules that it imports are named by a hash."""
+    write(tmp_path / "kept" / "5k", {"c5klax6.main.so": "machine code\n"})
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
+    modules = {"c5klax6.main": str(tmp_path / "kept" / "5k" / "c5klax6.main.so")}
+    assert (gather(modules, project), digests(modules, project)) == ([], {})
+    write(tmp_path / "kept", {"helper.py": "of the user\n"})
+    assert len(gather({"helper": str(tmp_path / "kept" / "helper.py")}, project)) == 1
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert len(gather(modules, project)) == len(digests(modules, project)) == 1
+
+
 def test_the_digest_of_a_module_changes_with_its_file_and_libraries_have_none(project: Path, tmp_path: Path) -> None:
     write(tmp_path / "beside", {"helper.py": "outside\n"})
     own = {"new": str(project / "new.py"), "helper": str(tmp_path / "beside" / "helper.py")}
