@@ -137,10 +137,10 @@ def divided(values: torch.Tensor, by: float) -> torch.Tensor:
     return values.div_(values.new_full((), by))
 
 
-def overflows(integers: torch.Tensor) -> bool:
+def overflows(integers: torch.Tensor, limit: int = LIMIT) -> bool:
     """Whether an element has left the range in which it stands for a number."""
     low, high = torch.aminmax(integers)
-    return not (int(low) > -LIMIT and int(high) < LIMIT)
+    return not (int(low) > -limit and int(high) < limit)
 
 
 def largest(slots: Sequence[Slot], values: torch.Tensor) -> list[float]:

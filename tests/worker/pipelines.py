@@ -58,6 +58,14 @@ class Small(Pipeline):
         }
 
 
+class Runaway(Small):
+    """Each step moves the bias by the learning rate."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:  # noqa: ARG002
+        assert isinstance(model, nn.Linear)
+        return -model.bias.sum()
+
+
 class Mlp(Small):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, CLASSES))

@@ -18,13 +18,13 @@ from types import MappingProxyType
 import torch
 
 from orchestrator.comm.collectives import Memory
-from orchestrator.errors import COPIED_OTHERWISE, Inconsistent, NonFinite
+from orchestrator.errors import COPIED_OTHERWISE, Inconsistent
 from orchestrator.numerics import exact
 from orchestrator.numerics.exact import wrap
-from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating, name_of, overflows
+from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous.rollback import Rollback
-from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates
+from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates, require_range
 from orchestrator.worker.asynchronous.statistics import Statistics
 from orchestrator.worker.asynchronous.sync_barrier import require_sum
 from orchestrator.worker.member.generation import ProcessServices
@@ -146,13 +146,7 @@ class FreeReplica:
         self._start_into(self._x)[:end].add_(summed[:end])
         found = exact.fingerprint_of_integers(self._x)
         require_sum(found, self._printed_start + printed)
-        if overflows(self._x):
-            name = name_of(replica.layout, int(self._x.abs().argmax()))
-            raise NonFinite(
-                f"the parameter {name} has left the range of its numbers",
-                "lower optimizer.lr",
-                code="loss.parameter-range",
-            )
+        require_range(replica, self._x)
         self._updates.show(self._x)
         replica.adopt(self._statistics.means(magnitudes, summed, shards), counters)
         self._states.commit()

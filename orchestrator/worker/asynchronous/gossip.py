@@ -25,14 +25,14 @@ import torch
 from orchestrator.comm.collectives import ASYNC_PHASE, BARRIER, Exchange, Memory
 from orchestrator.comm.synchronization import graphs
 from orchestrator.comm.topologies.schedule import Send
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import NonFinite, OrchestratorError
 from orchestrator.numerics import exact
-from orchestrator.numerics.fixed_point import FixedPoint, divided, exponent_for, largest
+from orchestrator.numerics.fixed_point import LIMIT, FixedPoint, divided, exponent_for, largest
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous import reports, shard_rows
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport
 from orchestrator.worker.asynchronous.rollback import Rollback
-from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates
+from orchestrator.worker.asynchronous.shard_updates import Reading, ShardUpdates, require_range
 from orchestrator.worker.asynchronous.statistics import Statistics
 from orchestrator.worker.asynchronous.sync_barrier import Terms, add_up, agree, require_sum
 from orchestrator.worker.between_steps.run_state import Clocks, RunState
@@ -45,6 +45,10 @@ from orchestrator.worker.step_report import Requests, from_slots, to_slots
 _MODEL: Final = "model"
 _EXPONENTS: Final = "exponents"
 _BUFFER: Final = "buffer/"
+
+
+Made = tuple[float | None, torch.Tensor]  # loss and update of a shard
+Failed = tuple[int, OrchestratorError]
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,15 @@ class ShardModels:
         loss, update = self._updates.compute(shard, self.models[shard], reading)
         return loss, update.clone()
 
+    def out_of_range(self, shards: int) -> Failed | None:
+        """A hosted shard whose model has left its range: the sum of this many models has to stay in that of int64."""
+        for shard, model in self.models.items():
+            try:
+                require_range(self._replica, model, 2 * LIMIT // max(2, shards))
+            except NonFinite as error:
+                return shard, error
+        return None
+
     def from_peer(self, model: torch.Tensor) -> torch.Tensor:
         """A model that came from another worker, where the hosted ones are."""
         return self._replica.staging.from_peer(model)
@@ -194,10 +207,6 @@ class ShardModels:
         return float(apart.double().square_().sum())
 
 
-Made = tuple[float | None, torch.Tensor]  # loss and update of a shard
-Failed = tuple[int, OrchestratorError]
-
-
 class Gossip:
     """An Executor whose `advance` is some steps of all shards, and a sync barrier."""
 
@@ -241,16 +250,18 @@ class Gossip:
         losses: list[dict[int, float]] = []
         prints: list[dict[int, int]] = []
         fingerprints: dict[int, int] = {}
+        shards = range(self._terms.shape.shards)
+        failed: Failed | None = None
         for step in steps:
-            updates, failed = self._made(step, reductions)
+            updates, failed = self._made(step, reductions) if failed is None else ({}, failed)
             losses_of_step, before = self._exchange_losses(
                 step, 0, {s: loss for s, (loss, _) in updates.items() if loss is not None}, fingerprints, failed
             )
             losses.append(losses_of_step)
             prints.append(before)
             fingerprints = self._mix(step, {shard: update for shard, (_, update) in updates.items()})
-        prints.append(self._exchange_losses(steps.stop, 1, {}, fingerprints)[1])
-        shards = range(self._terms.shape.shards)
+            failed = self._models.out_of_range(len(shards))
+        prints.append(self._exchange_losses(steps.stop, 1, {}, fingerprints, failed)[1])
         return [
             (losses_of_step[shard].hex() if shard in losses_of_step else None, printed[shard])
             for losses_of_step, printed in zip(losses, prints[1:], strict=True)

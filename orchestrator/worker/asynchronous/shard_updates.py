@@ -22,7 +22,7 @@ import torch
 
 from orchestrator.errors import NonFinite
 from orchestrator.numerics import foreach
-from orchestrator.numerics.fixed_point import HOST, FixedPoint, Updating, name_of
+from orchestrator.numerics.fixed_point import HOST, LIMIT, FixedPoint, Updating, name_of, overflows
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
 from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
@@ -42,6 +42,17 @@ class Reading(NamedTuple):
     total: int
     steps: int
     reductions: int
+
+
+def require_range(replica: Replica, parameters: torch.Tensor, limit: int = LIMIT) -> None:
+    """Raises NonFinite if these parameters, given as integers, have left their range."""
+    if overflows(parameters, limit):
+        name = name_of(replica.layout, int(parameters.abs().argmax()))
+        raise NonFinite(
+            f"the parameter {name} has left the range of its numbers",
+            "lower optimizer.lr",
+            code="loss.parameter-range",
+        )
 
 
 class _AfterPass(NamedTuple):
