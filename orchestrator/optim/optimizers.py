@@ -241,14 +241,8 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             "(docs/porting.md shows both)",
             code="optimizer.type",
         )
-    unfit = next((told for kind, told in _UNFIT.items() if isinstance(optimizer, kind)), None)
-    if unfit is None and not takes(optimizer.step):
-        unfit = _UNFIT[torch.optim.LBFGS]
-    if unfit is not None:
-        why, remedy = unfit
-        raise PipelineRaised(
-            f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy, code="optimizer.unfit"
-        )
+    if isinstance(optimizer, tuple(_UNFIT)) or not takes(optimizer.step):
+        raise unfit(optimizer)
     # An attribute None says that a class takes care of it.
     if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
         raise PipelineRaised(
@@ -293,6 +287,14 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             f'do so in optimizer(): for group in optimizer.param_groups: group["lr"] *= group.pop("{_SCALE}", 1)',
             code="optimizer.scale-unused",
         )
+
+
+def unfit(optimizer: torch.optim.Optimizer) -> PipelineRaised:
+    """The error for one of a kind that cannot train here; of a kind that is not known, one that wants a closure."""
+    why, remedy = next(
+        (told for kind, told in _UNFIT.items() if isinstance(optimizer, kind)), _UNFIT[torch.optim.LBFGS]
+    )
+    return PipelineRaised(f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy, code="optimizer.unfit")
 
 
 def _is_rate(value: Any) -> bool:

@@ -153,6 +153,23 @@ class OptimizerWithClosure(Optimizing):
             super().step()
 
 
+class Sharpness(Optimizing):
+    """As SAM: without a closure it says that it wants one."""
+
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if closure is None:
+                raise UserError("no closure")
+            return super().step(closure)
+
+
+class TypeInGroups(Optimizing):
+    class Optimizer(torch.optim.SGD):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.param_groups[0]["dtype"] = torch.float32
+
+
 class NoOptimizer(Numbered):
     def optimizer(self, model: nn.Module) -> Any:  # noqa: ARG002
         return None

@@ -20,6 +20,7 @@ from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model import construction
 from tests.refusals import refused
 from tests.worker import faulty as f
@@ -31,6 +32,11 @@ REFUSED = [
     (f.OptimizerOfAnotherKind, "LBFGS"),
     (f.OptimizerWithClosure, "calls the model again within its step"),
     (f.SeveralOptimizers, "optimizer() returned a tuple"),
+    (f.Sharpness, "calls the model again within its step"),
+    (f.TypeInGroups, "dtype is a torch.dtype, which a checkpoint cannot hold"),
+    (f.OverwritesGradients, "changed gradients in place"),
+    (f.CountsInOptimizer, "changed its attribute 'decay'"),
+    (f.AveragesInOptimizer, "changed its attribute 'slow' (step 1)"),
     (f.BuildsASchedule, "LambdaLR"),
     (f.BuildsAPlateau, "ReduceLROnPlateau"),
     (f.TrainsItself, "train(loader, optimizer)"),
@@ -43,7 +49,7 @@ REFUSED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("pipeline", "words"), REFUSED, ids=lambda value: getattr(value, "__name__", None))
 def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], words: str) -> None:
-    own = "optimizer" in vars(pipeline)
+    own = pipeline.optimizer is not Pipeline.optimizer
     with pytest.raises(ConfigurationError) as caught:
         construction.rehearse(resolve(settings_for(pipeline, optimizer=None) if own else settings_for(pipeline)))
     assert caught.value.message.startswith("the configuration is wrong: pipeline.target: ")
@@ -90,6 +96,12 @@ class ExitsInModel(p.Small):
 def test_what_the_pipeline_raises_is_left_to_the_workers(pipeline: type[p.Small]) -> None:
     """Its model may want what datasets() finds, and that is not called."""
     assert construction.rehearse(resolve(settings_for(pipeline))).notes == []
+
+
+def test_what_an_optimizer_raises_in_its_step_is_left_to_them_too() -> None:
+    """All else is known of the run."""
+    found = construction.rehearse(resolve(settings_for(f.RaisesInStep, optimizer=None)))
+    assert found.parameters == sum(each.numel() for each in f.RaisesInStep().model().parameters())
 
 
 class Careless(p.Small):

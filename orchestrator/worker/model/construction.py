@@ -33,7 +33,7 @@ from orchestrator.optim.compressions.codec import Codec, Means, Model
 from orchestrator.optim.contributions import CONTRIBUTIONS
 from orchestrator.optim.transforms import Chain
 from orchestrator.pipeline import Pipeline, defines, naming
-from orchestrator.worker.model import begin_state, initial, moving_buffers, refusals
+from orchestrator.worker.model import begin_state, initial, moving_buffers, refusals, watched_step
 
 Built = TypeVar("Built")
 _SOME_STEPS = 64  # of a course that is not known yet
@@ -173,7 +173,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     if plan.run.begin is not None:
         begin_state.refuse_unfit(model, make_optimizer(pipeline, model, plan), plan.run.begin, plan.update.optimizer)
     elif defines(kind, "optimizer"):  # of others the options are checked
-        make_optimizer(pipeline, model, plan)
+        watched_step.refuse_unfit(make_optimizer(pipeline, model, plan), model, plan.run.seed)
     layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()
     parameters = sum(each.numel() for each in model.parameters())
     trained = sum(each.requires_grad for each in model.parameters())

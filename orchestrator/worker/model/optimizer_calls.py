@@ -16,12 +16,10 @@ from orchestrator.config.plan import Variant
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.optim import optimizers
-from orchestrator.optim.optimizers import kept_aside
 from orchestrator.pipeline import Pipeline, has_rate, naming
 from orchestrator.worker.model.output_checks import number_of
 from orchestrator.worker.model.training_samples import TrainingSamples
-
-_HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
+from orchestrator.worker.model.watched_step import Step, take
 
 
 class OptimizerCalls:
@@ -87,48 +85,4 @@ class OptimizerCalls:
     ) -> None:
         """One step of the optimizer, by `act`, which finds its gradients as views of `gradients`; peers may still be reading
         those."""
-        version, head = gradients._version, gradients[:_HEAD].clone()
-        optimizers.begin_late(optimizer)
-        aside, options = kept_aside(optimizer, self._model), optimizers.options(optimizer)
-        marks = optimizers.model_marks(optimizer, self._model)
-        with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
-            act()
-        optimizers.keep_own(optimizer, gradients)
-        optimizers.refuse_shared(optimizer, self._model)
-        for name, after in kept_aside(optimizer, self._model).items():
-            if after != aside.get(name):
-                raise PipelineRaised(
-                    f"the optimizer changed its {name} (step {step}), which no checkpoint and no worker that joins "
-                    "would have",
-                    "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
-                    code="optimizer.attribute",
-                )
-        for what, mark in optimizers.model_marks(optimizer, self._model).items():
-            if mark != marks.get(what):
-                raise PipelineRaised(
-                    f"the optimizer {what} of the model (step {step}), which a worker that joins would not have",
-                    "have it change parameters alone: what is to change along the run may be a frozen one "
-                    "(requires_grad=False, in model()), and what is to be trained no more a group with lr=0 and weight_decay=0",
-                    code="optimizer.changes-model",
-                )
-        now = optimizers.options(optimizer)
-        strange = optimizers.strange_option(optimizer, options, now)
-        if strange is not None:
-            raise PipelineRaised(
-                f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
-                "leave the groups and their options as they are when the optimizer is built: a state has to fit the optimizer "
-                "of a worker that joins",
-                code="optimizer.groups",
-            )
-        if [group["lr"] for group in now] != [group["lr"] for group in options]:
-            raise PipelineRaised(
-                f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
-                "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
-                code="optimizer.changes-rate",
-            )
-        if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
-            raise PipelineRaised(
-                f"the optimizer changed gradients in place (step {step})",
-                "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
-                code="optimizer.changes-gradients",
-            )
+        take(Step(step, self._seed, optimizer, self._model), gradients, act)

@@ -1,0 +1,126 @@
+"""One step of an optimizer, watched: a worker that joins gets parameters and the optimizer's state, so whatever else a step
+changes is refused here. A launch tries this with classes that are not torch's, before anything is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from orchestrator.errors import PipelineRaised, RunFailed
+from orchestrator.numerics import streams
+from orchestrator.optim import optimizers
+from orchestrator.optim.by_element import is_watched
+from orchestrator.optim.optimizers import OPTIMIZERS, kept_aside
+from orchestrator.pipeline import naming
+from orchestrator.worker.model import snapshot
+
+_HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
+_MOST_TRIED = 2**24  # elements: the steps of a larger model would hold up a launch
+_TRIED = 2  # steps
+
+
+class Step(NamedTuple):
+    """seed: of the run."""
+
+    number: int
+    seed: int
+    optimizer: torch.optim.Optimizer
+    model: torch.nn.Module
+
+
+def take(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None:
+    """Take the step, by `act`, which finds its gradients as views of `gradients`; peers may still be reading those. Raises
+    PipelineRaised."""
+    step, seed, optimizer, model = this
+    version, head = gradients._version, gradients[:_HEAD].clone()
+    optimizers.begin_late(optimizer)
+    aside, options = kept_aside(optimizer, model), optimizers.options(optimizer)
+    marks = optimizers.model_marks(optimizer, model)
+    with naming(f"the optimizer (step {step})"), streams.seeded(seed, "optimizer step", step):
+        act()
+    optimizers.keep_own(optimizer, gradients)
+    optimizers.refuse_shared(optimizer, model)
+    for name, after in kept_aside(optimizer, model).items():
+        if after != aside.get(name):
+            raise PipelineRaised(
+                f"the optimizer changed its {name} (step {step}), which no checkpoint and no worker that joins "
+                "would have",
+                "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
+                code="optimizer.attribute",
+            )
+    for what, mark in optimizers.model_marks(optimizer, model).items():
+        if mark != marks.get(what):
+            raise PipelineRaised(
+                f"the optimizer {what} of the model (step {step}), which a worker that joins would not have",
+                "have it change parameters alone: what is to change along the run may be a frozen one "
+                "(requires_grad=False, in model()), and what is to be trained no more a group with lr=0 and weight_decay=0",
+                code="optimizer.changes-model",
+            )
+    now = optimizers.options(optimizer)
+    strange = optimizers.strange_option(optimizer, options, now)
+    if strange is not None:
+        raise PipelineRaised(
+            f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
+            "leave the groups and their options as they are when the optimizer is built: a state has to fit the optimizer "
+            "of a worker that joins",
+            code="optimizer.groups",
+        )
+    if [group["lr"] for group in now] != [group["lr"] for group in options]:
+        raise PipelineRaised(
+            f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
+            "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
+            code="optimizer.changes-rate",
+        )
+    if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
+        raise PipelineRaised(
+            f"the optimizer changed gradients in place (step {step})",
+            "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
+            code="optimizer.changes-gradients",
+        )
+
+
+def refuse_unfit(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed: int) -> None:
+    """Raises PipelineRaised for what a run would refuse in its first steps, or at its first checkpoint, of a class that is not
+    torch's. Parameters and state are others afterwards. Workers tell what the class itself raises, except for want of a
+    closure."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    size = sum(parameter.numel() for parameter in trained)
+    if size > _MOST_TRIED or (type(optimizer) in OPTIMIZERS.values() and not is_watched(optimizer)):
+        return
+    gradients = torch.empty(size)
+    parts = torch.split(gradients, [parameter.numel() for parameter in trained])
+    for number in range(_TRIED):
+        with streams.seeded(seed, "trial of the optimizer", number):
+            gradients.normal_()
+        for parameter, part in zip(trained, parts, strict=True):
+            parameter.grad = part.view(parameter.shape)
+        try:
+            take(Step(number, seed, optimizer, model), gradients, optimizer.step)
+        except PipelineRaised as error:
+            if not error.details:
+                raise
+            if _wants_closure(optimizer):
+                raise optimizers.unfit(optimizer) from error
+            return
+    try:
+        snapshot.capture(model, optimizer, {})
+    except RunFailed as error:
+        raise PipelineRaised(error.message, error.remedy, code=error.code) from None
+
+
+def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step that fails without a closure calls one that it is given, and succeeds then."""
+    calls: list[None] = []
+
+    def closure() -> torch.Tensor:
+        calls.append(None)
+        return torch.zeros(())
+
+    try:
+        optimizer.step(closure)  # type: ignore[arg-type]
+    except Exception:
+        return False
+    return bool(calls)
