@@ -84,7 +84,8 @@ def test_what_validation_step_logs_is_put_together_over_all_samples() -> None:
     rows, names = [], []
     for start in range(0, 23, 7):
         batch = pipeline.collate([held_out[index] for index in range(start, min(start + 7, 23))])
-        loss, found = pipeline.loss(model, batch), pipeline.metrics(model, batch)
+        with torch.no_grad():
+            loss, found = pipeline.loss(model, batch), pipeline.metrics(model, batch)
         names = sorted(found)
         rows.append([float(loss.detach()), len(batch[0]), len(batch[0]), *(float(found[name]) for name in names)])
     inputs, labels = held_out.tensors
@@ -343,6 +344,35 @@ def test_a_layer_that_is_built_in_evaluation_mode_stays_in_it_and_is_named() -> 
     model: Any = construction.make_model(pipeline, 0)
     assert [model.training, model.norm.training] == [True, False]
     assert any("norm" in each for each in pipeline.notes())
+
+
+class Still(Lit):
+    """Puts itself in evaluation mode, for the sake of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eval()
+        self.taken: list[str] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.taken.append("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:  # noqa: ARG002
+        self.taken.append("validation_step")
+        return self._loss(batch)
+
+
+def test_a_module_that_is_built_in_evaluation_mode_learns_by_its_training_step() -> None:
+    pipeline = made(f"{__name__}:Still")
+    train, _ = pipeline.datasets()
+    model: Any = construction.make_model(pipeline, 0)
+    batch = pipeline.collate([train[index] for index in range(4)])
+    assert not model.training
+    pipeline.loss(model, batch)
+    with torch.no_grad():
+        pipeline.loss(model, batch)
+    assert model.taken == ["training_step", "validation_step"]
 
 
 class Backwards(Sampler[int]):

@@ -120,7 +120,8 @@ class ModulePipeline(Adapted):
 
     def _loss(self, model: Any, batch: Any, step: int) -> Any:
         self._trainer.global_step = step
-        if not model.training and "validation_step" in self.own:
+        # A module may have put itself in evaluation mode, in which a Trainer trains it, too.
+        if not model.training and not torch.is_grad_enabled() and "validation_step" in self.own:
             loss = _loss_in(self._validated(model, batch))
             if loss is not None:
                 return loss
