@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import struct
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -113,7 +114,9 @@ def taken_apart(batch: Any) -> tuple[list[torch.Tensor], Any] | None:
             return dict, tuple((key, shape_of(value)) for key, value in part.items())
         if isinstance(part, (list, tuple)):
             return type(part), tuple(map(shape_of, part))
-        if part is None or isinstance(part, (bool, int, float, str, bytes)):
+        if isinstance(part, float):
+            return type(part), struct.pack("=d", part)  # 0.0 and -0.0 are equal, and NaN is not
+        if part is None or isinstance(part, (bool, int, str, bytes)):
             return type(part), part
         raise TypeError(type(part).__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Sequence
@@ -495,6 +496,8 @@ def test_a_batch_is_taken_apart_and_built_again() -> None:
     assert other[1] == shape
     assert taken_apart({**batch, "n": 4})[1] != shape  # type: ignore[index]
     assert str(rebuilt(batch, other[0])) == str({"x": [torch.zeros(2), (torch.ones(3), "text")], "n": 3})
+    assert taken_apart([0.0]) != taken_apart([-0.0])
+    assert taken_apart([math.nan]) == taken_apart([float("nan")])
     assert taken_apart([torch.ones(1), object()]) is None
     assert shard_graphs.tensors_in(shape) == shard_graphs.tensors_in(taken_apart({**batch, "n": 4})[1])  # type: ignore[index]
     assert shard_graphs.tensors_in(shape) != shard_graphs.tensors_in(taken_apart({**batch, "n": torch.ones(1)})[1])  # type: ignore[index]
