@@ -193,7 +193,7 @@ def page_lock(address: int, size_bytes: int) -> None:
 def page_unlock(address: int, size_bytes: int) -> None:
     """Undo it within this memory, before it is unmapped: a GPU would go on copying to its pages, also when others have their
     address. From any thread."""
-    for start in [each for each in _locked if address <= each < address + size_bytes]:
+    for start in [each for each in list(_locked) if address <= each < address + size_bytes]:
         import torch
 
         call = _locked.pop(start)

@@ -184,6 +184,25 @@ def test_page_locked_memory_is_unlocked_before_it_is_unmapped(
     assert len(mapped) == 1
 
 
+def test_memory_may_be_unlocked_while_another_thread_locks_some(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    class Interrupted(int):
+        """An address; the other thread gets its turn as it is compared."""
+
+        def __le__(self, other: int) -> bool:
+            cuda.page_lock(3 << 20, 16)
+            return int(self) <= other
+
+    cuda.page_lock(1 << 20, 16)
+    cuda.page_unlock(Interrupted(1 << 20), 16)
+    assert bindings.made[-1] == ("cuMemHostUnregister", (1 << 20,))
+    cuda.page_unlock(3 << 20, 16)
+    assert bindings.made[-1] == ("cuMemHostUnregister", (3 << 20,))
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("writes_always", [False, True])
