@@ -145,6 +145,7 @@ def settings_of_torch() -> dict[str, str]:
         "torch.set_default_device": torch.get_default_device,
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
         "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
+        "torch.set_flush_denormal": lambda: sys.float_info.min / 2 == 0,  # torch does not tell
         "torch.set_autocast_enabled": lambda: [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
         "torch.cuda.set_stream": lambda: gpu.current_stream() if gpu.is_initialized() else None,
         "torch.backends.cudnn.enabled": lambda: cudnn.enabled,

@@ -48,6 +48,7 @@ def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypat
             "torch.use_deterministic_algorithms (True, then False)",
         ),
         (lambda: torch.set_float32_matmul_precision("medium"), "torch.set_float32_matmul_precision (highest, then "),
+        (lambda: torch.set_flush_denormal(True), "torch.set_flush_denormal (False, then True)"),
         (
             lambda: torch.set_autocast_enabled("cuda", True),
             "torch.set_autocast_enabled ([False, False], then [False, True])",
