@@ -76,6 +76,21 @@ def test_whoever_hosts_which_shards_and_in_what_order(
     )
 
 
+@pytest.mark.parametrize("rule", JOINING)
+@pytest.mark.parametrize("other", JOINING)
+def test_buffers_without_elements_are_joined_too(rule: str, other: str) -> None:
+    """A queue of no keys, as of a model whose queue is switched off."""
+    joined = {other: {"other": torch.ones(2)}, rule: {"queue": torch.zeros(4, 0)}}
+    each = [BufferRemains(joined) for _ in range(3)]
+    for shard in range(2):
+        each[shard].add(shard)
+    payloads = [left.payload(0) for left in each]
+    for left in each:
+        assert [value.shape for value in left.joined(payloads)] == [
+            b.shape for bs in joined.values() for b in bs.values()
+        ]
+
+
 @given(st.lists(st.lists(floats, min_size=2, max_size=2), min_size=2, max_size=6))
 def test_the_first_is_the_first_and_the_largest_the_largest(rows: list[list[float]]) -> None:
     values = {3 * number + 1: torch.tensor(row) for number, row in enumerate(rows)}

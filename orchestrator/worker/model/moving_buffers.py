@@ -165,7 +165,7 @@ class BufferRemains:
             rest = payload
             for alone in (False, True):
                 for place, (rule, buffers) in enumerate(self._rules):
-                    if rule.alone is not alone or not rest.numel():
+                    if rule.alone is not alone or (not rest.numel() and any(buffer.nbytes for buffer in buffers)):
                         continue
                     values, rest = _read(rest, buffers)
                     found[place] = values if (known := found[place]) is None else _all(rule, known, values)
