@@ -218,16 +218,16 @@ def filled() -> Iterator[None]:
         deterministic.fill_uninitialized_memory = before
 
 
-def set_deterministic_algorithms(wanted: bool) -> None:
+def set_deterministic_algorithms(wanted: bool, *, only_warns: bool = False) -> None:
     """As `torch.use_deterministic_algorithms`, without its import of torch's compiler, which takes a second. While the compiler
     is not imported, the private function below it is called, where torch has one."""
     import torch
 
     below = getattr(torch._C, "_set_deterministic_algorithms", None)
     if below is None or "torch._inductor.config" in sys.modules:
-        torch.use_deterministic_algorithms(wanted)
+        torch.use_deterministic_algorithms(wanted, warn_only=only_warns)
     else:
-        below(wanted, warn_only=False)
+        below(wanted, warn_only=only_warns)
 
 
 def _choose(arithmetic: Arithmetic) -> None:

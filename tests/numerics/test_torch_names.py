@@ -33,16 +33,21 @@ def test_modules_have_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_algorithms_are_deterministic_by_the_public_function_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
+    asked: list[tuple[bool, bool]] = []
+
+    def use(mode: bool, *, warn_only: bool) -> None:
+        asked.append((mode, warn_only))
+
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", use)
     monkeypatch.delattr(torch._C, "_set_deterministic_algorithms")
     determinism.set_deterministic_algorithms(True)
     monkeypatch.undo()
-    assert asked == [True]
+    assert asked == [(True, False)]
     monkeypatch.setitem(sys.modules, "torch._inductor.config", torch)
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", use)
     determinism.set_deterministic_algorithms(False)
-    assert asked == [True, False]
+    determinism.set_deterministic_algorithms(True, only_warns=True)
+    assert asked == [(True, False), (False, False), (True, True)]
 
 
 @pytest.mark.slow

@@ -171,6 +171,33 @@ def test_asked_from_several_threads_it_answers_the_same_bits_and_leaves_their_se
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
 
 
+def test_an_algorithm_that_is_not_deterministic_still_only_warns_where_it_did() -> None:
+    model, before = served_of("mlp"), torch.get_deterministic_debug_mode()
+    try:
+        torch.set_deterministic_debug_mode("warn")
+        model.predict(inputs_of("mlp", 3))
+        assert torch.get_deterministic_debug_mode() == 1
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+class Odd(Plain):
+    """Answers with tensors that numpy has no word for, or that are not written out."""
+
+    def predict(self, model: nn.Module, inputs: Any) -> Any:
+        scores = model(inputs)
+        return {"short": scores.bfloat16(), "conj": (1j * scores).conj(), "weight": next(model.parameters())}
+
+
+def test_answers_of_types_that_numpy_does_not_have_are_given_too() -> None:
+    model = nn.Linear(2, 3)
+    found, scores = served.Served(Odd(), model).predict(numpy.ones((1, 2))), model(torch.ones(1, 2)).detach()
+    assert found["short"].dtype == numpy.float32
+    assert (found["short"] == scores.bfloat16().float().numpy()).all()
+    assert (found["conj"] == -1j * scores.numpy()).all()
+    assert (found["weight"] == model.weight.detach().numpy()).all()
+
+
 def test_parts_of_several_numbers_of_rows_are_refused_with_what_to_do() -> None:
     model = served_of("several")
     with refused("serving.rows"):

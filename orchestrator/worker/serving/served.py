@@ -34,6 +34,8 @@ from orchestrator.pipeline import Pipeline, defines, naming
 from orchestrator.worker.model import construction
 from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
 
+_FLOATS_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -138,6 +140,7 @@ def _have_arithmetic(arithmetic: determinism.Arithmetic) -> None:
 def _computing() -> Iterator[None]:
     """In this thread, as the trial of the run did, and without gradients."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(1)
     determinism.set_deterministic_algorithms(True)
     try:
@@ -145,7 +148,7 @@ def _computing() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-        determinism.set_deterministic_algorithms(deterministic)
+        determinism.set_deterministic_algorithms(deterministic, only_warns=only_warns)
 
 
 def _tensors(value: Any) -> Any:
@@ -184,8 +187,11 @@ def _of_several_shapes(rows: numpy.ndarray[Any, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """Tensors as arrays; of float32, where numpy has no such type, as of bfloat16."""
     if isinstance(value, torch.Tensor):
-        return value.cpu().numpy()
+        found = value.detach().cpu().resolve_conj().resolve_neg()
+        has_none = found.is_floating_point() and found.dtype not in _FLOATS_OF_NUMPY
+        return (found.float() if has_none else found).numpy()
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return type(value)(_plain(each) for each in value) if type(value) in (list, tuple) else value
