@@ -17,6 +17,7 @@ from typing import Any
 
 from orchestrator.common import temporary
 from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.provenance.tracking import uploads
 from orchestrator.provenance.tracking.addresses import is_server
 from orchestrator.provenance.tracking.client import Client
 from orchestrator.provenance.tracking.store import DIGEST_OF_BEST, USER, Store
@@ -66,7 +67,16 @@ class ModelLog:
     """Logs the model of a run when it is called, step by step; called again after a failure, in another process too, it goes
     on where that was. Two at once may log it twice."""
 
-    def __init__(self, client: Client, run_id: str, folder: ModelFolder, registration: Registration | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        run_id: str,
+        folder: ModelFolder,
+        registration: Registration | None,
+        *,
+        is_by_server: bool = False,  # whether its files are sent to an MLflow server
+    ) -> None:
+        self._is_by_server = is_by_server
         self._client = client
         self._run_id = run_id
         self._folder = folder
@@ -103,6 +113,9 @@ class ModelLog:
         described = self._client.mlmodel(self._run_id, model_id, flavor)
         (self._folder.path / MLMODEL).write_text(described, encoding="utf-8")
         self._client.log_model_artifacts(model_id, str(self._folder.path))
+        if self._is_by_server:
+            files = uploads.below(self._folder.path)
+            uploads.check(files, lambda folder: self._client.list_logged_model_artifacts(model_id, folder or None))
         self._client.finalize_logged_model(model_id, "READY")
 
     def _register(self, wanted: Registration, model_id: str) -> str:

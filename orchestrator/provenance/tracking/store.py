@@ -335,7 +335,10 @@ class Store:
         with self.usable(), temporary.folder(target.parent) as place:
             for artifact in self.client.list_artifacts(run_id, folder):
                 if not artifact.is_dir and not (target / Path(artifact.path).name).exists():
-                    shutil.move(self.client.download_artifacts(run_id, artifact.path, str(place)), target)
+                    found = Path(self.client.download_artifacts(run_id, artifact.path, str(place)))
+                    if artifact.file_size not in (None, found.stat().st_size):  # of what is in front of a server
+                        raise OSError(f"{artifact.path} came as something else")
+                    shutil.move(found, target)
 
     def folders(self, run_id: str, folder: str) -> list[str]:
         """The names of the folders among the run's artifacts under `folder`. Raises ConfigurationError."""

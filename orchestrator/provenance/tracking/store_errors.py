@@ -7,6 +7,8 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.tracking.addresses import is_server
@@ -14,6 +16,13 @@ from orchestrator.records import redaction
 
 _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
 _DENIED = re.compile(r"failed with error code 40[13] ")  # so MLflow tells an answer that it does not read
+_STATUS = re.compile(r"failed with error code (\d{3}) |too many (\d{3}) error responses")  # likewise
+_BODY = re.compile(r"Response body: '([^<\s][^\n]{0,80})'$")  # of an answer that is no page
+_NOT_OF_MLFLOW = "the response body was not in a valid JSON format"
+# Each other request gets the same answer: nobody is logged in, there is too much to do, or nobody is behind the gateway.
+_OF_ANY_REQUEST = frozenset({401, 407, 408, 425, 429, 502, 503, 504})
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # answers that may be others in a moment
+_BROKEN = ("RemoteDisconnected", "Connection reset by peer", "IncompleteRead")
 
 
 @contextmanager
@@ -64,9 +73,26 @@ def is_refusal(error: Exception) -> bool:
 
 def has_answered(error: Exception) -> bool:
     """Whether there is a store that may take something else."""
+    status = status_of(error)
+    if status is not None:
+        return status not in _OF_ANY_REQUEST
     if isinstance(error, OSError):  # of a file; those of requests have no number
         return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
     return is_refusal(error) or _code(error) == "BAD_REQUEST" or type(error).__name__ == "RestException"
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the next try may succeed a moment later: there is a server, or something in front of it."""
+    return status_of(error) in _PASSING or any(each in str(error) for each in _BROKEN)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The status of HTTP that a server has answered with, where MLflow tells no more than that."""
+    response = getattr(error, "response", None)  # requests'
+    if response is not None:
+        return int(response.status_code)
+    found = _STATUS.search(str(error))
+    return None if found is None else int(found[1] or found[2])
 
 
 def _code(error: BaseException) -> str | None:
@@ -78,8 +104,26 @@ def reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
     if not lines:
         return type(error).__name__
+    status = status_of(error)
+    if status is not None:
+        return _of_status(status, error)
+    if _NOT_OF_MLFLOW in lines[0]:
+        return "no answer from the server: there is something else at its address, such as a page to log in"
+    if "IncompleteRead" in lines[0]:
+        return "no answer from the server: it broke off"
     if "Max retries exceeded with url" not in lines[0]:
         return lines[0]
+    if "RemoteDisconnected" in lines[0]:
+        return "no answer from the server: it closed the connection"
     found = _FROM_SYSTEM.search(lines[0])
     why = found[1] if found else "not in time" if "timed out" in lines[0] else lines[0]
     return f"no answer from the server: {why}"
+
+
+def _of_status(status: int, error: BaseException) -> str:
+    """With the name of a file that it was sent, and with what else the answer says, if that is for people."""
+    named = f" ({HTTPStatus(status).phrase})" if status in HTTPStatus.__members__.values() else ""
+    url = getattr(getattr(error, "response", None), "url", None)
+    file = unquote(urlsplit(url).path).rpartition("/")[2] if url else ""
+    body = _BODY.search(str(error))
+    return f"the server answers {status}{named}{f' to {file}' if file else ''}{f': {body[1]}' if body else ''}"

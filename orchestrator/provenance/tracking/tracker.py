@@ -3,6 +3,9 @@
 Once the run exists, a store that fails, such as a server that goes away, ends nothing: what it did not take is kept and tried
 again, and `trouble` says why. It is kept in a file too (`outbox`), from which another process sends it when this one has
 ended. An item that the store refuses for good is left out and told (`notes`), and holds nothing else back.
+
+The driver is held up while it sends, and workers that do not hear of it for long end themselves. So `tick` sends for a second
+and then leaves time for others, however much there is to be sent and however slow the store is.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.errors import few
-from orchestrator.provenance.tracking import names, outbox
+from orchestrator.provenance.tracking import names, outbox, uploads
 from orchestrator.provenance.tracking.client import Dataset, Metric, Param, RunTag
 from orchestrator.provenance.tracking.models import ModelFolder, ModelLog, Registration
 from orchestrator.provenance.tracking.outbox import Item, Outbox
@@ -26,7 +30,8 @@ from orchestrator.provenance.tracking.store import (
     identity_of_process,
     infinite,
 )
-from orchestrator.provenance.tracking.store_errors import has_answered, is_refusal, reason
+from orchestrator.provenance.tracking.store_errors import has_answered, is_passing, is_refusal, reason
+from orchestrator.provenance.tracking.uploads import NotThere, Sizes
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -36,7 +41,10 @@ Listener = Callable[[int, Mapping[str, float]], object]
 Point = tuple[str, int, float | None]  # key, step, value; None where it is no number
 _BATCH = 1000  # MLflow's limit for one request
 _PATIENCE_S = 30.0
-_MOST_FAILURES = 3  # in a row, of a store that answers
+_HELD_S = 1.0  # after which no further request is begun
+_REST = 3.0  # times as long as the last sending took
+_PAUSES_S = (1.0, 2.0, 4.0)  # at the end, before another try at a store that is there
+_MOST_FAILURES = 3  # of one kind of item, of a store that answers
 _SHOWN = 3
 
 
@@ -57,6 +65,9 @@ class Tracker:
         self._known: frozenset[Point] = frozenset()
         self._pending: list[Any] = []
         self._later: list[Item] = []  # after the metrics, in order
+        self._uploaded: dict[
+            str, tuple[Item, Sizes]
+        ] = {}  # by path at the server, which was not asked yet whether it has it
         self.gone: list[str] = []
         self.refused: list[str] = []
         self.registered: str | None = None
@@ -65,6 +76,7 @@ class Tracker:
         self.listeners: list[Listener] = []  # told of metrics as they are remembered
         self.trouble: str | None = None
         self._sent_at = time.monotonic()
+        self._rest_s = 0.0  # before the next sending
 
     @classmethod
     def create(cls, store: Store, experiment_id: str, name: str, *, every_s: float) -> Tracker:
@@ -125,52 +137,83 @@ class Tracker:
             self._add({"metrics": points, "step": step, "ms": _now_ms()})
 
     def tick(self) -> None:
-        """Send what has waited long enough; after a failure not before `_PATIENCE_S`."""
-        now = time.monotonic()
-        if self.trouble is not None:
-            due = now - self._sent_at >= _PATIENCE_S
-        else:
-            due = now - self._sent_at >= self._every_s or len(self._pending) >= _BATCH
-        if due:
-            self.flush()
+        """Send what has waited long enough, for a moment; after a failure not before `_PATIENCE_S`."""
+        waited_s = time.monotonic() - self._sent_at
+        patience_s = self._every_s if self.trouble is None else _PATIENCE_S
+        is_full = self.trouble is None and len(self._pending) >= _BATCH
+        if (is_full or waited_s >= patience_s) and waited_s >= self._rest_s:
+            self._try(_HELD_S)
 
     def flush(self) -> None:
         """Send everything, or as much as the store takes: `trouble` says what went wrong, the rest is kept."""
+        self._try(math.inf)
+
+    def _try(self, limit_s: float) -> Exception | None:
+        """As `flush`, for so long. Returns what went wrong."""
         first: Exception | None = None
-        for send in (self._send_metrics, self._send_later):
+        began = time.monotonic()
+        for send in (self._send_metrics, self._send_later, self._confirm):
             try:
-                send()
+                send(began + limit_s)
             except Exception as error:  # MLflow's, sqlite's, requests': the run does not depend on them
                 first = first or error
                 if not has_answered(error):
                     break
         self.trouble = None if first is None else reason(first)
-        if first is None:
+        if first is None and not self._left:
             self._outbox.clear()
         self._sent_at = time.monotonic()
+        self._rest_s = _REST * (self._sent_at - began)
+        return first
 
-    def _send_metrics(self) -> None:
+    @property
+    def _left(self) -> int:
+        return len(self._pending) + len(self._later) + len(self._uploaded)
+
+    def _send_metrics(self, until: float) -> None:
         """Raises what MLflow raises."""
-        while self._pending:
+        while self._pending and time.monotonic() < until:
             self._log("metrics", self._pending[:_BATCH])
             del self._pending[:_BATCH]
 
-    def _send_later(self) -> None:
+    def _send_later(self, until: float) -> None:
         """An item that the store does not take holds back none that it takes. Raises what MLflow raises."""
-        failed: list[tuple[Item, Exception]] = []
+        failed: list[Item] = []
+        failures: Counter[str] = Counter()
+        first: Exception | None = None
         try:
-            while self._later:
-                try:
-                    self._unless_refused(lambda: self._send(self._later[0]), _named(self._later[0]))
-                except Exception as error:
-                    if not has_answered(error) or len(failed) == _MOST_FAILURES:
-                        raise
-                    failed.append((self._later[0], error))
+            while self._later and time.monotonic() < until:
+                item = self._later[0]
+                kind = next(iter(item))
+                if failures[kind] == _MOST_FAILURES:
+                    failed.append(item)
+                else:
+                    try:
+                        self._unless_refused(lambda: self._send(self._later[0]), _named(item))
+                    except Exception as error:
+                        if not has_answered(error):
+                            raise
+                        first = first or error
+                        failures[kind] += 1
+                        failed.append(item)
                 del self._later[0]
         finally:
-            self._later[:0] = [item for item, _ in failed]
-        if failed:
-            raise failed[0][1]
+            self._later[:0] = failed
+        if first is not None:
+            raise first
+
+    def _confirm(self, until: float) -> None:
+        """Ask the server for the artifacts that it was sent, and have those sent again that it lacks. Raises what MLflow
+        raises, NotThere."""
+        if self._uploaded and time.monotonic() < until:
+            sent = {path: sizes for path, (_, sizes) in self._uploaded.items()}
+            try:
+                uploads.check(sent, lambda folder: self._client.list_artifacts(self.run_id, folder))
+            except NotThere as error:
+                self._later[:0] = [self._uploaded[path][0] for path in error.paths]
+                self._uploaded.clear()
+                raise
+            self._uploaded.clear()
 
     def _log(self, kind: Literal["metrics", "params", "tags"], items: list[Any]) -> None:
         """If a request is refused, each half is sent by itself. Raises what MLflow raises."""
@@ -219,7 +262,7 @@ class Tracker:
     def sync(self) -> None:
         """Have all that was told either at the store or on the disk. Raises OSError."""
         if self.trouble is None:
-            self.flush()
+            self._try(_HELD_S)
         self._outbox.sync()
 
     def tag(self, key: str, value: str) -> None:
@@ -246,7 +289,14 @@ class Tracker:
     def end(self, status: Status) -> None:
         """Send all there is, the status last. `trouble` is None exactly when the store has everything."""
         self._add({"end": status, "ms": _now_ms()})
-        self.flush()
+        for pause_s in _PAUSES_S:
+            left = self._left
+            error = self._try(math.inf)
+            if error is None or not (self._left < left or is_passing(error)):
+                break
+            time.sleep(pause_s)
+        else:
+            self.flush()
         self._rest()
 
     def _rest(self) -> None:
@@ -277,14 +327,24 @@ class Tracker:
                 self._send_inputs(found)
             case {"artifact": [name, folder]}:
                 if self._is_here(name):
-                    self._client.log_artifact(self.run_id, str(self._outbox.folder / name), folder)
+                    self._upload(item, self._outbox.folder / name, folder)
             case {"model": told, "register": registered}:
                 if self._is_here(told["path"]):
                     folder = ModelFolder(**{**told, "path": self._outbox.folder / told["path"]})
                     registration = None if registered is None else Registration(*registered)
-                    self.registered = ModelLog(self._client, self.run_id, folder, registration)()
+                    is_by_server = uploads.by_server(self.artifacts)
+                    self.registered = ModelLog(
+                        self._client, self.run_id, folder, registration, is_by_server=is_by_server
+                    )()
             case {"end": status, "ms": ms}:
                 self._client.set_terminated(self.run_id, status, ms)
+
+    def _upload(self, item: Item, path: Path, folder: str) -> None:
+        """Raises what MLflow raises, OSError."""
+        least = path.stat().st_size
+        self._client.log_artifact(self.run_id, str(path), folder)
+        if uploads.by_server(self.artifacts):
+            self._uploaded[f"{folder}/{path.name}"] = item, Sizes(least, path.stat().st_size)
 
     def _send_inputs(self, found: Iterable[tuple[str, str, str]]) -> None:
         datasets = [

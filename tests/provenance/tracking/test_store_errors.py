@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from mlflow.exceptions import MlflowException, RestException
+from requests import HTTPError, Response
 
 from orchestrator.provenance.tracking import store_errors
 from tests.refusals import refused
 
 _SERVER = "http://me:hush@mlflow.example:5000"
 _OF_A_READER = RestException({"error_code": "PERMISSION_DENIED", "message": "Permission denied"})  # type: ignore[no-untyped-call]
+_URL = "http://mlflow.example/api/2.0/mlflow-artifacts/artifacts/1/r/artifacts/run/card%20a.md"
 _ENDPOINT = "API request to endpoint /api/2.0/mlflow/experiments/search failed with error code"
 
 
@@ -32,3 +34,84 @@ def test_a_user_whom_a_server_does_not_let_in_is_told_apart(error: Exception, co
         fail()
     assert "hush" not in str(caught.value)
     assert ("MLFLOW_TRACKING_PASSWORD" in caught.value.remedy) == (code == "mlflow.denied")
+
+
+def _of_upload(status: int) -> HTTPError:
+    """As MLflow raises it for an artifact."""
+    response = Response()
+    response.status_code, response.url = status, _URL
+    return HTTPError(f"{status} for url: {_URL}. Response text: <html>\n</html>", response=response)
+
+
+def _of_retries(cause: str) -> MlflowException:
+    """As MLflow raises it where urllib3 gives up."""
+    return MlflowException(
+        f"API request failed with exception x: Max retries exceeded with url: /api (Caused by {cause})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "answered", "passing", "told"),
+    [
+        (_of_upload(413), True, False, "the server answers 413 (Request Entity Too Large) to card a.md"),
+        (_of_upload(403), True, False, "the server answers 403 (Forbidden) to card a.md"),
+        (_of_upload(401), False, False, "the server answers 401 (Unauthorized) to card a.md"),
+        (
+            MlflowException(f"{_ENDPOINT} 401 != 200. Response body: 'You are not authenticated.'"),
+            False,
+            False,
+            "the server answers 401 (Unauthorized): You are not authenticated.",
+        ),
+        (
+            MlflowException(f"{_ENDPOINT} 404 != 200. Response body: '<html><body>nothing here</body></html>'"),
+            True,
+            False,
+            "the server answers 404 (Not Found)",
+        ),
+        (
+            _of_retries("ResponseError('too many 429 error responses')"),
+            False,
+            True,
+            "the server answers 429 (Too Many Requests)",
+        ),
+        (
+            _of_retries("ResponseError('too many 500 error responses')"),
+            True,
+            True,
+            "the server answers 500 (Internal Server Error)",
+        ),
+        (
+            _of_retries("ProtocolError('Connection aborted.', RemoteDisconnected('Remote end closed connection'))"),
+            False,
+            True,
+            "no answer from the server: it closed the connection",
+        ),
+        (
+            MlflowException("API request failed with exception ('Connection broken: IncompleteRead(1 bytes read)')"),
+            False,
+            True,
+            "no answer from the server: it broke off",
+        ),
+        (
+            MlflowException(
+                "API request to endpoint was successful but the response body was not in a valid JSON format. "
+                "Response body: '<!DOCTYPE html><html><body>Sign in</body></html>'"
+            ),
+            False,
+            False,
+            "no answer from the server: there is something else at its address, such as a page to log in",
+        ),
+        (
+            _of_retries("NewConnectionError('[Errno 111] Connection refused')"),
+            False,
+            False,
+            "no answer from the server: Connection refused",
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_server_or_a_gateway_answers_is_judged_and_told(
+    error: Exception, answered: bool, passing: bool, told: str
+) -> None:
+    found = store_errors.has_answered(error), store_errors.is_passing(error), store_errors.reason(error)
+    assert found == (answered, passing, told)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from orchestrator.provenance import tracking
 from orchestrator.provenance.tracking.outbox import FILE, read
@@ -199,6 +200,131 @@ def test_a_file_that_cannot_be_copied_does_not_hold_back_the_status(tmp_path: Pa
     assert client.said == ["FINISHED"]
     assert "Permission denied" in str(tracker.trouble)
     assert [*map(set, read(tmp_path / "r" / FILE))] == [{"artifact"}, {"end", "ms"}]
+
+
+class Slow(Client):
+    """Takes everything, for four seconds each."""
+
+    def __init__(self, clock: list[float]) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def _hear(self, what: Any) -> None:
+        self._clock[0] += 4.0
+        super()._hear(what)
+
+
+def test_a_slow_store_and_much_to_be_sent_leave_the_driver_time_for_its_workers(
+    clock: list[float], tmp_path: Path
+) -> None:
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Slow(clock))
+    for step in range(3000):
+        tracker.metrics(step, {"loss": 1.0})
+    tracker.tag("a", "1")
+    requests = []
+    while tracker._left:
+        began, before = clock[0], client.attempts
+        tracker.tick()
+        if client.attempts > before:
+            requests.append((began, clock[0]))
+        clock[0] += 0.5
+    assert [end - began for began, end in requests] == [4.0] * 4, "one request a time"
+    assert all(after - end >= 12.0 for (_, end), (after, _) in itertools.pairwise(requests))
+    assert (trouble(tracker), read(tmp_path / "r" / FILE)) == (None, [])
+    assert [len(batch) for batch in client.said] == [1000, 1000, 1000, 2]
+
+
+class Gateway(Client):
+    """A server behind a gateway that answers in its place: to these uploads with success."""
+
+    def __init__(self, answers: set[str]) -> None:
+        super().__init__()
+        self._answers = answers
+        self.has: dict[str, int] = {}
+
+    def log_artifact(self, _: str, path: str, folder: str) -> None:
+        name = Path(path).name
+        if name in self._answers:
+            self._answers.remove(name)
+        else:
+            self.has[f"{folder}/{name}"] = Path(path).stat().st_size
+
+    def list_artifacts(self, _: str, folder: str) -> list[Any]:
+        there = [(path, size) for path, size in self.has.items() if path.startswith(f"{folder}/")]
+        return [SimpleNamespace(path=path, file_size=size, is_dir=False) for path, size in there]
+
+
+def test_what_a_gateway_took_in_the_place_of_the_server_is_sent_again(
+    clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("orchestrator.provenance.tracking.tracker.time.sleep", pauses.append)
+    (tmp_path / "r").mkdir()
+    for name in ("card.md", "trace.jsonl", "loss.png"):
+        (tmp_path / "r" / name).write_text(name)
+
+    def send(client: Any, end: Callable[[Tracker], object]) -> Tracker:
+        _, tracker = make(tmp_path)
+        tracker._client = client
+        for name, folder in (("card.md", "run"), ("trace.jsonl", "run"), ("loss.png", "pictures")):
+            tracker.artifact(tmp_path / "r" / name, folder)
+        end(tracker)
+        return tracker
+
+    everything = {"run/card.md": 7, "run/trace.jsonl": 11, "pictures/loss.png": 8}
+    client = Gateway({"trace.jsonl", "loss.png"})
+    tracker = send(client, Tracker.flush)
+    assert "though it was sent" in str(trouble(tracker))
+    assert len(read(tmp_path / "r" / FILE)) == 3, "whoever goes on sends all again"
+    clock[0] += 30.0
+    tracker.tick()
+    assert (trouble(tracker), client.has, read(tmp_path / "r" / FILE)) == (None, everything, [])
+
+    client = Gateway({"trace.jsonl", "loss.png"})
+    tracker = send(client, lambda tracker: tracker.end("FINISHED"))
+    assert (trouble(tracker), client.has, client.said, pauses) == (None, everything, ["FINISHED"], [1.0])
+
+
+class Busy(Client):
+    """Answers to its first requests that there are too many."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__()
+        self._requests = requests
+
+    def _hear(self, what: Any) -> None:
+        self.attempts += 1
+        if self.attempts <= self._requests:
+            raise MlflowException("Max retries exceeded with url (Caused by 'too many 429 error responses')")
+        self.said.append(what)
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_end_is_told_again_to_a_server_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("orchestrator.provenance.tracking.tracker.time.sleep", pauses.append)
+    for busy, heard in ((3, ["FINISHED"]), (9, [])):
+        _, tracker = make(tmp_path)
+        client = tracker._client = cast("Any", Busy(busy))
+        tracker.end("FINISHED")
+        assert (client.said, trouble(tracker) is None) == (heard, bool(heard))
+    assert pauses == [1.0, 2.0, 4.0] * 2
+
+
+def test_artifacts_that_a_server_cannot_keep_hold_back_neither_tags_nor_the_status(tmp_path: Path) -> None:
+    """Its own place for them may be out of order for all."""
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Picky())
+    (tmp_path / "r").mkdir()
+    for number in range(9):
+        (tmp_path / "r" / f"{number}.png").touch()
+        tracker.artifact(tmp_path / "r" / f"{number}.png", "pictures")
+    tracker.tag("digest", "5e9b")
+    tracker.end("FINISHED")
+    assert client.said == [("digest", "5e9b"), "FINISHED"]
+    assert "Permission denied" in str(tracker.trouble)
+    assert len(tracker._later) == 9
 
 
 @pytest.mark.slow
