@@ -191,11 +191,11 @@ class Replica:
         present = [tensor is not None for tensor in contribution[:count]]
         # Versions do not tell: batch normalisation writes its statistics without raising them.
         changed = [
-            (statistic.view(torch.int32) != start.view(torch.int32)).any()
+            not torch.equal(statistic.view(torch.int32), start.view(torch.int32))
             for statistic, start in zip(contribution[count:], self._statistics_start, strict=True)
             if statistic is not None
         ]
-        return [*present, *(torch.stack(changed).tolist() if changed else [])]  # a device is asked once
+        return [*present, *changed]
 
     def unread(self, contribution: Sequence[torch.Tensor | None]) -> Unread:
         """The values from which `read` tells later what `present` and `counter_values` tell. Waits for nothing."""
