@@ -107,10 +107,17 @@ def test_gossip_is_the_same_on_every_layout(graph: str, layout: Layout) -> None:
     assert_same_run(gossip(graph, layout), gossip(graph, Layout(1)))
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_parameter_that_leaves_its_range_ends_a_run_of_gossip(steps: int) -> None:
-    """The first step takes a bias of each of four models to 200,000, in units of 2**-44: the sum is more than 2**63."""
-    sync, sgd = {"name": "gossip", "rest_every": 2}, {"name": "sgd", "lr": 2e5}
+@pytest.mark.parametrize(
+    ("mode", "steps", "lr"),
+    [
+        ("gossip", 1, 2e5),  # four models of 200,000, in units of 2**-44, whose sum is more than 2**63
+        ("gossip", 11, 1e5),  # and each by itself would be 1,100,000 - 2**20
+        *((mode, 11, 1e5) for mode in ("bap", "asp", "ssp")),
+    ],
+)
+def test_a_parameter_that_leaves_its_range_ends_a_run(mode: str, steps: int, lr: float) -> None:
+    """Also where it is back in it at the rest."""
+    sync, sgd = {"name": mode, "rest_every": 11}, {"name": "sgd", "lr": lr}
     ends = members_end(p.Runaway, Layout(2), sync=sync, shards=4, batch_size=8, steps=steps, optimizer=sgd)
     assert any("the parameter bias has left the range of its numbers" in str(end) for end in ends), ends
 

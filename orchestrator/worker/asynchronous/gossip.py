@@ -251,16 +251,15 @@ class Gossip:
         prints: list[dict[int, int]] = []
         fingerprints: dict[int, int] = {}
         shards = range(self._terms.shape.shards)
-        failed: Failed | None = None
         for step in steps:
-            updates, failed = self._made(step, reductions) if failed is None else ({}, failed)
+            updates, failed = self._made(step, reductions)
             losses_of_step, before = self._exchange_losses(
                 step, 0, {s: loss for s, (loss, _) in updates.items() if loss is not None}, fingerprints, failed
             )
             losses.append(losses_of_step)
             prints.append(before)
             fingerprints = self._mix(step, {shard: update for shard, (_, update) in updates.items()})
-            failed = self._models.out_of_range(len(shards))
+        failed = self._models.out_of_range(len(shards))
         prints.append(self._exchange_losses(steps.stop, 1, {}, fingerprints, failed)[1])
         return [
             (losses_of_step[shard].hex() if shard in losses_of_step else None, printed[shard])

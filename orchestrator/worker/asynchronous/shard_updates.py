@@ -113,6 +113,7 @@ class ShardUpdates:
         """Loss and update of the shard's next micro-batch, computed from `x`; None for one that is empty. The update may be
         used until the next call. Raises PipelineRaised, NonFinite."""
         self._lend()
+        require_range(self._replica, x)  # until the rest it could leave its range and come back from the other side
         self.show(x, self._residuals.get(shard))
         self._replica.set_buffers(self._buffers[shard])
         self._replica.begin_step()
