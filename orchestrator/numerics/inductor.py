@@ -82,7 +82,15 @@ def folder() -> Path:
 
 def compile_model(model: Any) -> None:
     """Have calls of the model run compiled code, which its first calls make. Names, parameters and structure stay. Raises
-    ConfigurationError where torch has not the public settings that keep its compiler from falling back."""
+    what `prepare_thread` raises."""
+    prepare_thread()
+    if not is_compiled(model):
+        model.compile(dynamic=False, options=_OPTIONS)
+
+
+def prepare_thread() -> None:
+    """Keep the compiler from falling back in this thread: torch has such settings by thread. Raises ConfigurationError where
+    it has not the public ones."""
     import torch
 
     config: Any = torch.compiler.config
@@ -95,8 +103,6 @@ def compile_model(model: Any) -> None:
     config.recompile_limit = config.accumulated_recompile_limit = _SHAPES
     config.fail_on_recompile_limit_hit = True
     config.wrap_top_frame = True  # or a model of a class of torch, such as Sequential, is left as it is without a word
-    if not is_compiled(model):
-        model.compile(dynamic=False, options=_OPTIONS)
 
 
 def start(device: str) -> None:

@@ -245,6 +245,8 @@ class Worker:
         """
         self._listen()
         self._prepare_thread()
+        if self._plan.run.compute.compiled:
+            inductor.prepare_thread()
         self._left = generation
         nodes = generation.begin.nodes[: generation.workers]
         self._beside = nodes.count(nodes[rank])

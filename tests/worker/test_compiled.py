@@ -91,6 +91,20 @@ def test_too_many_shapes_are_an_error_and_no_eager_step(monkeypatch: pytest.Monk
     assert "recompile" in str(end)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("quickly")
+def test_so_they_are_in_a_step_that_another_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps settings of its compiler by thread. All shapes of the first step are compiled before it."""
+    sizes = {step: 12 + step for step in range(4)}
+    assert len(train(p.Mlp, shards=1, steps=4, batch_size=sizes, compiled=True).trace) == 4
+    torch.compiler.reset()
+    monkeypatch.setattr(inductor, "_SHAPES", 2)
+    (end,) = members_end(p.Mlp, shards=1, steps=4, batch_size=sizes, compiled=True)
+    assert isinstance(end, PipelineRaised)
+    assert "recompile" in str(end)
+
+
 @pytest.mark.long
 def test_two_processes_with_caches_of_their_own_compute_the_same_bits(tmp_path: Path) -> None:
     found = []
