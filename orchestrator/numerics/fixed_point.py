@@ -25,7 +25,9 @@ from orchestrator.numerics.layout import Layout, Slot
 
 _FRACTION_BITS = 44  # below the largest value of a tensor
 LIMIT: Final = 2**62
-_AT_ONCE: Final = 1 << 22  # elements, of which an operation may keep copies
+# Elements, of which an operation may keep copies: in host memory so many that these stay in a cache.
+_AT_ONCE: Final = 1 << 18
+_AT_ONCE_THERE: Final = 1 << 22  # on a device
 
 Pieces = tuple[tuple[int, int, float], ...]  # (first element, end, lsb), in order
 
@@ -114,20 +116,22 @@ class FixedPoint:
         """The lsb of the piece in which this element lies."""
         return next(lsb for start, end, lsb in self.pieces if start <= element < end)
 
-    def parts(self) -> Iterator[tuple[slice, float]]:
-        """All elements, some at a time, with their lsb: an operation may keep copies for which the whole leaves no room."""
+    def parts(self, beside: torch.Tensor) -> Iterator[tuple[slice, float]]:
+        """All elements, some at a time, with their lsb: an operation may keep copies for which the whole leaves no room.
+        beside: a tensor where they are."""
+        at_once = _AT_ONCE if exact.in_host_memory(beside) else _AT_ONCE_THERE
         for start, end, lsb in self.pieces:
-            for first in range(start, end, _AT_ONCE):
-                yield slice(first, min(end, first + _AT_ONCE)), lsb
+            for first in range(start, end, at_once):
+                yield slice(first, min(end, first + at_once)), lsb
 
     def integers(self, values: torch.Tensor, into: torch.Tensor) -> None:
         """into (int64) = the multiples nearest to values (float32 or float64)."""
-        for part, lsb in self.parts():
+        for part, lsb in self.parts(into):
             into[part] = values[part].double().mul_(1 / lsb).round_()
 
     def values(self, integers: torch.Tensor, into: torch.Tensor, more: torch.Tensor | None = None) -> None:
         """into (float32) = integers * lsb, cast once. more: integers that are added to them."""
-        for part, lsb in self.parts():
+        for part, lsb in self.parts(into):
             whole = integers[part] if more is None else integers[part] + more[part]
             into[part] = whole.double().mul_(lsb)
 

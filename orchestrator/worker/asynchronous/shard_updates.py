@@ -188,7 +188,7 @@ class ShardUpdates:
         if waiting is None:
             waiting = self._residuals[shard] = torch.zeros_like(update)
         threshold = self._threshold / math.sqrt(clock + 1)
-        for part, lsb in self._fixed.parts():
+        for part, lsb in self._fixed.parts(update):
             least = x[part].abs().double().mul_(lsb).clamp_(min=_FLOOR).mul_(threshold / lsb)
             waiting[part] += update[part]
             update[part] = torch.where(waiting[part].abs().double() > least, waiting[part], 0)
