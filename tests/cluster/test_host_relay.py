@@ -55,6 +55,23 @@ def test_what_all_members_send_is_read_in_the_order_of_each(relay: HostRelay) ->
     assert one.hears() == 3
 
 
+def test_all_hear_of_the_driver_but_who_has_words_enough(relay: HostRelay) -> None:
+    """In the middle of a call there is no place for another word."""
+    one, full = Member(1), Member(2)
+    relay.take()
+    call = b"x" * 10_000_000
+    relay.call(2, 0, call)
+    relay.renew()
+    assert one.hears() == 0
+    assert relay._callers[2].unsent
+    hears = threading.Thread(target=lambda: called.append(full.is_called()))
+    called: list[tuple[int, bytes]] = []
+    hears.start()
+    while hears.is_alive():
+        relay.take()
+    assert called == [(0, call)]
+
+
 def test_a_report_that_comes_in_pieces_is_one(relay: HostRelay) -> None:
     member, whole = Member(1), packed(0, "x" * 5_000)
     for piece in (whole[:3], whole[3:20], whole[20:]):

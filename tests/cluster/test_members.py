@@ -159,6 +159,22 @@ def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> N
     held.save_weights(0, "a path")
 
 
+def test_leases_are_renewed_while_the_driver_waits_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker ended itself when writing them took longer than a lease, and so the run never ended."""
+    held = members_on(DoubleOfRay(), monkeypatch, "cluster.lease_s=0.2")
+
+    def save(_: str) -> None:
+        for each in (caller, beside):
+            for _number in range(3):
+                assert each.hears() == 0
+
+    with held:
+        held.start(1, "worker", ActorPlacement(None, {}))
+        caller, beside = Called(save_weights=save), Member(1)
+        threading.Thread(target=caller.answers, args=("save_weights",), daemon=True).start()
+        held.save_weights(0, "a path")
+
+
 def test_weights_that_cannot_be_written_are_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     held = members_on(DoubleOfRay(), monkeypatch)
     answering(Called(save_weights=OSError(28, "No space left on device")))
@@ -429,6 +445,7 @@ class FarRay(DoubleOfRay):
         self.calls: list[tuple[tuple[Any, ...], Future[Any]]] = []  # of `exchange`
         self.handed: list[list[Call]] = []  # by calls of `hand`
         self.dead: list[list[int]] = []  # by calls of `died`
+        self.renewed = 0  # calls of `renew`
         self.stays: Future[Any] = Future()
 
     def told(self, verb: str) -> Any:
@@ -444,11 +461,15 @@ class FarRay(DoubleOfRay):
             self.relays.append(scheduling_strategy.node_id)
             hand = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.handed.append))
             died = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.dead.append))
-            actor = SimpleNamespace(exchange=SimpleNamespace(remote=exchange), hand=hand, died=died)
+            renew = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.renew))
+            actor = SimpleNamespace(exchange=SimpleNamespace(remote=exchange), hand=hand, died=died, renew=renew)
             return SimpleNamespace(remote=lambda *_: actor)
 
         usual: Any = super().remote(**options)
         return lambda kind: SimpleNamespace(options=place) if kind is RelayActor else usual(kind)
+
+    def renew(self) -> None:
+        self.renewed += 1
 
 
 def far(monkeypatch: pytest.MonkeyPatch) -> tuple[FarRay, Members]:
@@ -461,6 +482,12 @@ def far(monkeypatch: pytest.MonkeyPatch) -> tuple[FarRay, Members]:
     assert list(held.hear(0.0)) == []  # it has told where it is
     assert list(held.hear(0.0)) == []
     return ray, held
+
+
+def test_leases_on_another_node_are_renewed_by_its_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, held = far(monkeypatch)
+    held._relays.renew(lambda: None)
+    assert ray.renewed == 1
 
 
 def sent(first: int, *entries: Any) -> Report:

@@ -98,7 +98,7 @@ class _Caller:
 
 
 class HostRelay:
-    """The relay of one host. One thread uses it; `wake` may come from any other."""
+    """The relay of one host. One thread uses it; `wake` and `renew` may come from any other."""
 
     def __init__(self, secret: bytes, node: str) -> None:
         """Raises OSError where another one has the address."""
@@ -110,6 +110,7 @@ class HostRelay:
         self._witnesses: dict[int, Witness] = {}  # by member
         self._has_called = False  # a member, of which nothing was read yet
         self._closing = threading.Lock()  # `_wake` is open
+        self._telling = threading.Lock()  # held by who sends to a member, or ends its connection
         self._selector = selectors.DefaultSelector()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -169,6 +170,14 @@ class HostRelay:
         if caller is not None:
             self._tell(caller, WORD.pack(0, number, len(call)) + call)
 
+    def renew(self) -> None:
+        """Have each member hear of the driver. One whose socket is full has words enough."""
+        with self._telling:
+            for caller in list(self._callers.values()):
+                if not caller.unsent:
+                    with contextlib.suppress(OSError):
+                        caller.connection.send(WORD.pack(0, 0, 0), socket.MSG_NOSIGNAL)
+
     def post_mortem(self, member: int) -> PostMortem:
         """The post-mortem of a member that is gone, until it is dropped."""
         witness = self._witnesses.get(member)
@@ -184,7 +193,8 @@ class HostRelay:
         """Safe to call twice."""
         for key in list((self._selector.get_map() or {}).values()):
             if isinstance(key.data, _Caller):
-                key.data.connection.close()
+                with self._telling:
+                    key.data.connection.close()
         self._callers.clear()
         while self._witnesses:
             self._let_go_of(self._witnesses.popitem()[1])
@@ -283,15 +293,17 @@ class HostRelay:
             witness.close()
 
     def _tell(self, caller: _Caller, word: bytes) -> None:
-        waits = bool(caller.unsent)
-        caller.unsent += word
-        if not waits:
-            self._flush(caller)
-            if caller.unsent:
-                self._selector.modify(caller.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, caller)
+        with self._telling:
+            waits = bool(caller.unsent)
+            caller.unsent += word
+            if not waits:
+                self._flush(caller)
+        if not waits and caller.unsent:
+            self._selector.modify(caller.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, caller)
 
     def _send_rest(self, caller: _Caller) -> None:
-        self._flush(caller)
+        with self._telling:
+            self._flush(caller)
         if not caller.unsent:
             self._selector.modify(caller.connection, selectors.EVENT_READ, caller)
 
@@ -311,14 +323,16 @@ class HostRelay:
 
     def _end(self, caller: _Caller) -> None:
         self._selector.unregister(caller.connection)
-        caller.connection.close()
+        with self._telling:
+            caller.connection.close()
         if caller.member is not None and self._callers.get(caller.member) is caller:
             del self._callers[caller.member]
             self._ended.append(caller.member)
 
 
 class RelayActor:
-    """The relay of another node than the driver's, as an actor of Ray: `hand` and `died` are carried out beside `exchange`."""
+    """The relay of another node than the driver's, as an actor of Ray: `hand`, `renew` and `died` are carried out beside
+    `exchange`."""
 
     def __init__(self, secret: bytes, node: str) -> None:
         self._relay = HostRelay(secret, node)
@@ -329,6 +343,10 @@ class RelayActor:
         """Take calls for members of this node."""
         self._handed.extend(calls)
         self._relay.wake()
+
+    def renew(self) -> None:
+        """The driver lives."""
+        self._relay.renew()
 
     def died(self, members: list[int]) -> None:
         """The driver knows of their deaths, and wants what is known of each here: a process that one has forked may hold its

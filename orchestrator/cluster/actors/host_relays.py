@@ -43,7 +43,7 @@ class _Other:
 
 
 class HostRelays:
-    """All relays of a run. The driver's thread uses them; `wake` may come from any other."""
+    """All relays of a run. The driver's thread uses them; `wake` and `renew` may come from any other."""
 
     def __init__(self, secret: bytes, here: str) -> None:
         """here: this node, by its id."""
@@ -65,6 +65,14 @@ class HostRelays:
     def wake(self) -> None:
         """Have `wait` return, now or the next time."""
         self._own.wake()
+
+    def renew(self, trouble: Callable[[], str | None]) -> None:
+        """Have all members hear of the driver. trouble: with the Ray; None while there is none."""
+        self._own.renew()
+        for actor in [other.actor for other in list(self._others.values()) if other.members]:
+            if actor is not None:
+                call = actor.renew.options(concurrency_group="calls")
+                unless_gone(lambda call=call: call.remote(), trouble)  # type: ignore[misc]
 
     def wait(self, timeout_s: float) -> None:
         """Until somebody wakes it, or reports have come; up to `timeout_s`."""

@@ -1,7 +1,9 @@
 """A member that hears nothing from its driver for `cluster.lease_s` ends itself (rule C6).
 
-The driver polls every member all the time, so silence means that the driver or the network between them is gone. A
-separate thread watches, because the compute thread may be stuck. When that thread itself was held up (the process was
+The driver renews the leases of all members in a thread, so silence means that the driver or the network between them is
+gone. Its other work may take longer than a lease: weights of 10 GB are written, a checkpoint is verified, a server hangs.
+
+A thread of the member watches, because the compute thread may be stuck. When that thread itself was held up (the process was
 stopped, or user code held the interpreter), the time does not count, and a new lease begins.
 """
 
@@ -10,9 +12,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _LOOKS = 10  # in one lease
+_RENEWALS = 4  # in one lease
 _HELD_UP = 3  # a look that comes so many times later than it should
 _EXIT_CODE = 75
 
@@ -52,3 +56,22 @@ class Lease:
         while not self._silence.is_over(time.monotonic()):
             time.sleep(self._silence.pause_s)
         self._expire()
+
+
+@contextmanager
+def renewed(seconds: float, renew: Callable[[], None]) -> Iterator[None]:
+    """Within this the leases of members are renewed, whatever else the driver does. seconds: of a lease; renew: called in a
+    thread."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(seconds / _RENEWALS):
+            renew()
+
+    thread = threading.Thread(target=keep, name="leases", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -29,6 +29,7 @@ from orchestrator.cluster.actors.event_queue import ANSWERS
 from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.host_relay import Report
 from orchestrator.cluster.actors.host_relays import HostRelays
+from orchestrator.cluster.actors.lease import renewed
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.reporter import beat_s
@@ -149,14 +150,17 @@ class Members:
         # the next worker: one is enough, and if it is lost, the end of the run tells what it finds
         self._tries_answers = True
         self._lasting_memory = lasting_memory.created()  # held open here: it outlives the workers of this node
+        self._renewing = renewed(plan.cluster.timeouts.lease_s, lambda: self._relays.renew(trouble))
 
     def __enter__(self) -> Self:
+        self._renewing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End all members; a Ray that outlives the run must not keep them."""
+        self._renewing.__exit__(None, None, None)
         for member in self._members.values():
             unless_gone(lambda actor=member.actor: ray.kill(actor, no_restart=True), self._trouble)  # type: ignore[misc]
         self._relays.close(self._trouble)
