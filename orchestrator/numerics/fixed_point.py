@@ -119,10 +119,10 @@ class FixedPoint:
     def parts(self, beside: torch.Tensor) -> Iterator[tuple[slice, float]]:
         """All elements, some at a time, with their lsb: an operation may keep copies for which the whole leaves no room.
         beside: a tensor where they are."""
-        at_once = _AT_ONCE if exact.in_host_memory(beside) else _AT_ONCE_THERE
+        count = at_once(beside)
         for start, end, lsb in self.pieces:
-            for first in range(start, end, at_once):
-                yield slice(first, min(end, first + at_once)), lsb
+            for first in range(start, end, count):
+                yield slice(first, min(end, first + count)), lsb
 
     def integers(self, values: torch.Tensor, into: torch.Tensor) -> None:
         """into (int64) = the multiples nearest to values (float32 or float64)."""
@@ -134,6 +134,11 @@ class FixedPoint:
         for part, lsb in self.parts(into):
             whole = integers[part] if more is None else integers[part] + more[part]
             into[part] = whole.double().mul_(lsb)
+
+
+def at_once(beside: torch.Tensor) -> int:
+    """How many elements an operation takes best at a time, where this tensor is."""
+    return _AT_ONCE if exact.in_host_memory(beside) else _AT_ONCE_THERE
 
 
 def divided(values: torch.Tensor, by: float) -> torch.Tensor:

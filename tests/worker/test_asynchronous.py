@@ -18,6 +18,7 @@ from orchestrator.config.plan import Timeouts
 from orchestrator.config.settings import Every
 from orchestrator.controller.events import Ended
 from orchestrator.errors import Inconsistent
+from orchestrator.numerics import fixed_point
 from orchestrator.numerics.layout import Layout as TensorLayout
 from orchestrator.numerics.staging import Resident
 from orchestrator.optim.optimizers import OPTIMIZERS, build
@@ -27,7 +28,7 @@ from orchestrator.records import barriers
 from orchestrator.records.clocks import AsyncPhase
 from orchestrator.worker.asynchronous import deltas, shard_rows
 from orchestrator.worker.asynchronous.deltas import Deliveries, Delta
-from orchestrator.worker.asynchronous.gossip import ShardModels
+from orchestrator.worker.asynchronous.gossip import Mixing, ShardModels
 from orchestrator.worker.asynchronous.shard_optimizers import ShardOptimizers
 from orchestrator.worker.asynchronous.traffic import Traffic
 from tests.products import thinned
@@ -105,6 +106,18 @@ def gossip(graph: str, layout: Layout) -> Run:
 def test_gossip_is_the_same_on_every_layout(graph: str, layout: Layout) -> None:
     """Though a model travels only to workers that host a neighbour, and those are others on each."""
     assert_same_run(gossip(graph, layout), gossip(graph, Layout(1)))
+
+
+def test_models_are_mixed_by_opposite_integers_in_parts_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = torch.Generator().manual_seed(5)
+    models = {shard: torch.randint(-(2**60), 2**60, (100,), generator=dice) for shard in range(3)}
+    models[0][:3], models[1][:3] = torch.tensor([1, 3, -3]), torch.tensor([0, 0, 0])  # ties
+    mixing = Mixing.of("ring", 3)
+    changes = {shard: mixing.mixed(shard, models) for shard in models}
+    assert not sum(changes.values()).any()  # type: ignore[union-attr]
+    for count in (1, 7, 100):
+        monkeypatch.setattr(fixed_point, "_AT_ONCE", count)
+        assert all(torch.equal(mixing.mixed(shard, models), changes[shard]) for shard in models)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from orchestrator.comm.synchronization import graphs
 from orchestrator.comm.topologies.schedule import Send
 from orchestrator.errors import NonFinite, OrchestratorError
 from orchestrator.numerics import exact
-from orchestrator.numerics.fixed_point import LIMIT, FixedPoint, divided, exponent_for, largest
+from orchestrator.numerics.fixed_point import LIMIT, FixedPoint, at_once, divided, exponent_for, largest
 from orchestrator.optim.transforms import State
 from orchestrator.worker.asynchronous import reports, shard_rows
 from orchestrator.worker.asynchronous.reports import BarrierConsensus, BarrierReport
@@ -67,9 +67,11 @@ class Mixing:
     def mixed(self, shard: int, models: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """The change that mixing makes to the shard's model; models: of the shard and its neighbours, int64."""
         own = models[shard]
-        change = torch.zeros_like(own)
+        change, count = torch.zeros_like(own), at_once(own)
         for other, weight in sorted(self.weights[shard].items()):
-            change += torch.round((models[other] - own).double().mul_(weight)).long()  # rounds to even, so oddly
+            parts = (torch.split(each, count) for each in (change, models[other], own))
+            for to, theirs, mine in zip(*parts, strict=True):
+                to += (theirs - mine).double().mul_(weight).round_().long()  # rounds to even, so oddly
         return change
 
     def needed(self, hosted: Sequence[Sequence[int]]) -> dict[int, set[int]]:
