@@ -16,6 +16,7 @@ from orchestrator.controller.events import (
     CardFailed,
     CheckpointSaved,
     Command,
+    Died,
     End,
     Heartbeat,
     Inspect,
@@ -244,6 +245,21 @@ def test_whoever_finds_room_on_such_a_card_only_is_no_first_member_either() -> N
     assert play.of(End) == []
     play(NoRoom(play.of(Start)[-1].member, "all is taken"))
     assert play.error().code == "gpu.none-left"
+
+
+def test_kernels_that_fail_as_later_workers_prepare_are_not_the_pipelines() -> None:
+    """The workers that train have prepared with the same micro-batch. Before the first step the run would end."""
+    play = on("GPU-a", "GPU-b")
+    play(Died(0, "killed"), leaves(1, 0, "called off", Progress(4)))
+    play(Stepped(4))
+    fails_to_prepare(play, "gpu.illegal-access", "GPU-a")
+    fails_to_prepare(play, "gpu.illegal-access", "GPU-a")
+    assert play.of(End) == []
+    assert "left out" in " ".join(play.reasons)
+    begins = Play(requirements(start=2))
+    fails_to_prepare(begins, "gpu.illegal-access", "GPU-a")
+    fails_to_prepare(begins, "gpu.illegal-access", "GPU-b")
+    assert begins.error().code == "gpu.illegal-access"
 
 
 @pytest.mark.parametrize("asked", [requirements(start=1), requirements(start=2, least=2)])

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, TextIO
 Entry = dict[str, Any]
 
 ANSWERS: Final = "answers"  # the key of an entry that answers a call of the driver; its number
+_LONGEST: Final = 1 << 14  # characters that are printed without the end of a line, and then are one
 
 
 class Batch(NamedTuple):
@@ -65,7 +66,9 @@ class EventQueue:
 
 
 class Printed:
-    """A text stream that puts whole lines into an event queue, since what the user's code prints has to reach the user."""
+    """A text stream that puts whole lines into an event queue, since what the user's code prints has to reach the user.
+
+    A progress bar writes its line anew behind a carriage return, and may do so for days: the last one counts."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -76,9 +79,13 @@ class Printed:
         self._line = ""
 
     def write(self, text: str) -> int:
-        *lines, self._line = (self._line + text).split("\n")
+        *lines, rest = (self._line + text).split("\n")
+        self._line = _last(rest)
+        if len(self._line) > _LONGEST:
+            lines.append(self._line)
+            self._line = ""
         for line in lines:
-            self._event_queue.put({"printed": line})
+            self._event_queue.put({"printed": _last(line).removesuffix("\r")})
         return len(text)
 
     def flush(self) -> None:
@@ -89,6 +96,12 @@ class Printed:
 
     def fileno(self) -> int:
         return self._behind.fileno()
+
+
+def _last(line: str) -> str:
+    """The part that a terminal shows of it, with the carriage return at its end."""
+    shown = line.rstrip("\r")
+    return shown.rpartition("\r")[2] + line[len(shown) :][:1]
 
 
 def capture_prints(event_queue: EventQueue) -> None:

@@ -81,7 +81,8 @@ def _begin_first(decision: Decision) -> None:
 def card_failed(decision: Decision, member: Member, event: CardFailed) -> None:
     failures = (*decision.state.card_failures, event)
     decision.set(card_failures=failures)
-    if card_failures.is_of_code(failures):
+    # Once a generation has begun, the pipeline has been seen to prepare.
+    if decision.state.phase == "preparing" and card_failures.is_of_code(failures):
         decision.end(event.error, "GPUs fail wherever a worker prepares")
         return
     out = card_failures.left_out(failures)
