@@ -12,7 +12,7 @@ from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.driver.terminal import mlflow_ui
 from orchestrator.errors import RunFailed, UsageError
 from orchestrator.experiments.listing import runs
-from orchestrator.provenance.tracking import Store, experiment_page, is_server
+from orchestrator.provenance.tracking import Store, experiment_page, is_server, is_there
 from orchestrator.records import redaction
 
 
@@ -35,7 +35,7 @@ def ui(project: Path, port: int | None, uri: str | None = None) -> int:
             f"open {named} in a browser",
             code="mlflow.is-server",
         )
-    if uri is None and not (project / NAME / "mlflow.db").exists():
+    if uri is None and not is_there(project / NAME / "mlflow.db"):
         raise UsageError(f"there are no runs in {project}", "launch one with conf=NAME", code="mlflow.no-runs")
     runs(project, uri, lambda said: print(said, file=sys.stderr))  # what MLflow lacks it is told before it shows it
     store = Store(uri, project_folder(project))

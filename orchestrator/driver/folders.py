@@ -188,7 +188,15 @@ def _require_own_files(folder: Path) -> None:
     """Raises UsageError if a file of a record is a link that leads out of it, or a device. Another user of a shared store may
     have put it there, so that a file of this user's is read or written, or something without end. Folders and weights may lie
     on another disk."""
-    for entry in list(os.scandir(folder)):
+    try:
+        entries = list(os.scandir(folder))
+    except PermissionError as error:
+        raise UsageError(
+            f"the record {folder} cannot be read: {error.strerror}",
+            "ask the user who launched the run for the right to read it, such as chmod -R g+rwX for your group",
+            code="record.not-yours",
+        ) from error
+    for entry in entries:
         with contextlib.suppress(FileNotFoundError):  # it has just got its final name
             kind = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISREG(kind) or entry.is_dir() or entry.name.endswith(".safetensors"):
@@ -205,7 +213,11 @@ def _require_own_files(folder: Path) -> None:
 
 def is_driven(folder: Path, run_id: str) -> bool:
     """Whether a process keeps others away from this run. folder: the project's `.orchestrator`."""
-    return (folder / run_id).exists() and RunFolder(folder, run_id).is_driven
+    place = folder / run_id
+    if not place.exists():
+        return False
+    # Nobody else can tell of one that another user keeps to themselves.
+    return not os.access(place, os.R_OK | os.X_OK) or RunFolder(folder, run_id).is_driven
 
 
 def read_json(path: Path) -> dict[str, Any]:

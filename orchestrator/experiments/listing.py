@@ -17,7 +17,7 @@ from orchestrator.driver.folders import NAME, is_driven, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.terminal import console
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.provenance.tracking import LABEL, Past, Store, is_server, orphaned
+from orchestrator.provenance.tracking import LABEL, Past, Store, is_server, is_there, orphaned
 
 if TYPE_CHECKING:
     import pandas
@@ -72,7 +72,7 @@ def _store(project: Path, uri: str | None) -> Store | None:
     folder = project / NAME
     if uri is not None:
         return Store(uri, folder if is_server(uri) else project_folder(project))
-    return Store(None, folder) if (folder / "mlflow.db").exists() else None
+    return Store(None, folder) if is_there(folder / "mlflow.db") else None
 
 
 def columns(wanted: str | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import errno
 import hashlib
 import itertools
 import json
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.settings import load, to_yaml
-from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.folders import RunFolder, is_driven
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError
@@ -265,6 +266,22 @@ def test_a_file_of_a_record_that_is_none_of_it_is_refused(tmp_path: Path, name: 
     with refused("record.file-refused"):
         RunFolder(folder, PAST.run_id)
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
+
+
+def test_a_record_that_another_user_keeps_to_themselves_is_named_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared folder, of users whose umask is 077. Root may read all, so the refusal is the system's in part."""
+
+    def denied(place: Path) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    (tmp_path / PAST.run_id).mkdir()
+    monkeypatch.setattr(os, "scandir", denied)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with refused("record.not-yours", "chmod"):
+        RunFolder(tmp_path, PAST.run_id)
+    assert is_driven(tmp_path, PAST.run_id), "a launch does not mark it as left alone by its driver"
 
 
 def test_folders_and_weights_of_a_record_may_lie_on_another_disk(tmp_path: Path) -> None:

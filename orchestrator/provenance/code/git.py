@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -69,9 +69,15 @@ def run(
         raise GitMissing("git is not installed, or not on the PATH") from None
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        verb = next((argument for argument in arguments if not argument.startswith("-")), "")
-        raise GitError(f"git {verb}: {said}")
+        raise GitError(f"git {_verb(arguments)}: {said}")
     return done.stdout or b""
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    """`status` of `-c NAME=VALUE status -z`."""
+    while arguments and arguments[0].startswith("-"):
+        arguments = arguments[2 if arguments[0] == "-c" else 1 :]
+    return arguments[0] if arguments else ""
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from orchestrator.provenance.tracking.store import (
     Past,
     Store,
     identity_of_process,
+    is_there,
     orphaned,
 )
 from orchestrator.provenance.tracking.tracker import Tracker
@@ -39,6 +40,7 @@ __all__ = [
     "identity_of_process",
     "is_of_this_machine",
     "is_server",
+    "is_there",
     "orphaned",
     "run_page",
     "server_command",

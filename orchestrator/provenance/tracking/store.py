@@ -151,7 +151,7 @@ class Store:
         """The store in which a run of this name is to be found. Raises UsageError where there is none yet: to make an empty one
         takes long, and it is in the way afterwards."""
         database = database_of(absolute(uri) if uri else default_uri(folder))
-        if database is not None and not str(database).startswith(":") and not database.exists():
+        if database is not None and not str(database).startswith(":") and not is_there(database):
             raise UsageError(
                 f"there is no run {'yet' if name == 'last' else name}: nothing was recorded in {database}",
                 "type it in the folder where the run was launched, or name the store that has it with tracking.uri=URI",
@@ -429,6 +429,18 @@ def _past(row: tables.RunRow) -> Past:
         parent=tags.get(PARENT),
         labels={names.original(key.removeprefix(LABEL)): value for key, value in tags.items() if key.startswith(LABEL)},
     )
+
+
+def is_there(database: Path) -> bool:
+    """Whether a store in SQLite was made yet. Raises ConfigurationError where this user may not look."""
+    try:
+        return database.exists()
+    except PermissionError as error:
+        raise ConfigurationError(
+            [f"tracking.uri: the MLflow store {database} cannot be read: {error.strerror}"],
+            "ask the user whose it is for the right to read it, such as chmod -R g+rwX for your group",
+            code="mlflow.not-yours",
+        ) from error
 
 
 def orphaned(run_id: str) -> str:

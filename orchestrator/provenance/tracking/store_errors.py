@@ -18,6 +18,7 @@ _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating s
 _DENIED = re.compile(r"failed with error code 40[13] ")  # so MLflow tells an answer that it does not read
 _STATUS = re.compile(r"failed with error code (\d{3}) |too many (\d{3}) error responses")  # likewise
 _BODY = re.compile(r"Response body: '([^<\s][^\n]{0,80})'$")  # of an answer that is no page
+_NO_MODELS = re.compile(r"endpoint \S*/logged-models\S* failed with error code 404 ")
 _NOT_OF_MLFLOW = "the response body was not in a valid JSON format"
 # Each other request gets the same answer: nobody is logged in, there is too much to do, or nobody is behind the gateway.
 _OF_ANY_REQUEST = frozenset({401, 407, 408, 425, 429, 502, 503, 504})
@@ -68,6 +69,8 @@ def is_refusal(error: Exception) -> bool:
     """Whether the store takes this never, whenever it is told."""
     if isinstance(error, OSError):
         return False
+    if _NO_MODELS.search(str(error)):
+        return True
     return isinstance(error, ValueError | TypeError) or _code(error) == "INVALID_PARAMETER_VALUE"
 
 
@@ -104,6 +107,8 @@ def reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
     if not lines:
         return type(error).__name__
+    if _NO_MODELS.search(lines[0]):
+        return "the server is older than MLflow 3 and keeps no logged models"
     status = status_of(error)
     if status is not None:
         return _of_status(status, error)

@@ -213,6 +213,9 @@ class Tracker:
                 self._later[:0] = [self._uploaded[path][0] for path in error.paths]
                 self._uploaded.clear()
                 raise
+            except Exception as error:
+                if not is_refusal(error):  # a server before MLflow 3 cannot be asked
+                    raise
             self._uploaded.clear()
 
     def _log(self, kind: Literal["metrics", "params", "tags"], items: list[Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.provenance.code.git import known_files
+from orchestrator.provenance.code.git import GitError, known_files, run
 from tests.provenance.code.repositories import create, git, write
 
 
@@ -33,3 +33,8 @@ def test_no_repository_and_no_git_are_none(repository: Path, tmp_path: Path, mon
 def test_variables_of_an_outer_git_are_not_obeyed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", str(repository / "nowhere"))
     assert known_files(repository) == [".gitignore", "a.py", "sub/b.py"]
+
+
+def test_a_refusal_names_the_command_whatever_options_come_before_it(repository: Path) -> None:
+    with pytest.raises(GitError, match=r"^git cat-file: "):
+        run(repository, "-c", "core.bigFileThreshold=1m", "--literal-pathspecs", "cat-file", "-t", "nothing")

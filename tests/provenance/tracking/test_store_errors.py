@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from mlflow.exceptions import MlflowException, RestException
 from requests import HTTPError, Response
 
-from orchestrator.provenance.tracking import store_errors
+from orchestrator.experiments.listing import runs
+from orchestrator.provenance.tracking import Store, store_errors
 from tests.refusals import refused
 
 _SERVER = "http://me:hush@mlflow.example:5000"
@@ -69,6 +72,15 @@ def _of_retries(cause: str) -> MlflowException:
             "the server answers 404 (Not Found)",
         ),
         (
+            MlflowException(
+                "API request to endpoint /api/2.0/mlflow/logged-models/search failed with error code 404 != 200. "
+                "Response body: '<html>\n</html>'"
+            ),
+            True,
+            False,
+            "the server is older than MLflow 3 and keeps no logged models",
+        ),
+        (
             _of_retries("ResponseError('too many 429 error responses')"),
             False,
             True,
@@ -115,3 +127,19 @@ def test_what_a_server_or_a_gateway_answers_is_judged_and_told(
 ) -> None:
     found = store_errors.has_answered(error), store_errors.is_passing(error), store_errors.reason(error)
     assert found == (answered, passing, told)
+    assert store_errors.is_refusal(error) == ("older than" in told), "whatever is refused is never sent again"
+
+
+def test_a_store_that_another_user_keeps_to_themselves_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared project, of users whose umask is 077. Root may read all, so the refusal is the system's in part."""
+
+    def denied(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with refused("mlflow.not-yours", "mlflow.db"):
+        Store.with_run(None, tmp_path, "last")
+    with refused("mlflow.not-yours", "mlflow.db"):
+        runs(tmp_path, None, print)

@@ -286,6 +286,25 @@ def test_what_a_gateway_took_in_the_place_of_the_server_is_sent_again(
     assert (trouble(tracker), client.has, client.said, pauses) == (None, everything, ["FINISHED"], [1.0])
 
 
+class Old(Gateway):
+    """A server before MLflow 3, whose artifacts MLflow 3 cannot list."""
+
+    def list_artifacts(self, _: str, folder: str) -> list[Any]:  # noqa: ARG002
+        raise MlflowException(
+            "API request to endpoint /api/2.0/mlflow/logged-models/search failed with error code 404 !="
+        )
+
+
+def test_a_server_that_cannot_be_asked_for_its_files_is_not_asked_again(tmp_path: Path) -> None:
+    _, tracker = make(tmp_path)
+    tracker._client = cast("Any", Old(set()))
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "card.md").touch()
+    tracker.artifact(tmp_path / "r" / "card.md", "run")
+    tracker.end("FINISHED")
+    assert (trouble(tracker), tracker._left, (tmp_path / "r" / FILE).exists()) == (None, 0, False)
+
+
 class Busy(Client):
     """Answers to its first requests that there are too many."""
 
