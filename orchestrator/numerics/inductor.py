@@ -5,6 +5,7 @@ Bits may depend neither on what a process has computed before nor on who compile
 - Shapes are static. By itself the compiler makes kernels for any size once it has seen two, so a worker that joins late would
   have others.
 - No frame falls back to eager operations after too many shapes: that is an error.
+- A call within a transform of torch.func or a dispatch mode is eager, and makes no later call eager.
 - Nothing is chosen by a measurement. `torch.use_deterministic_algorithms` (`determinism.prepare_thread`) tells the compiler.
 - What is kept on a disk is kept by the versions of the compilers, since an upgrade leaves the files of the older one behind.
 
@@ -86,6 +87,24 @@ def compile_model(model: Any) -> None:
     prepare_thread()
     if not is_compiled(model):
         model.compile(dynamic=False, options=_OPTIONS)
+        _leave_out_transforms(model)
+
+
+def _leave_out_transforms(model: Any) -> None:
+    """Have calls run eagerly within a transform of torch.func or a dispatch mode. The compiler runs them so, too, but then all
+    later calls in this process as well. A worker that came later had other bits."""
+    import torch
+
+    compiled = model._compiled_call_impl
+
+    def call(*given: Any, **more: Any) -> Any:
+        if not torch.compiler.is_compiling() and (
+            torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+        ):
+            return model._call_impl(*given, **more)
+        return compiled(*given, **more)
+
+    model._compiled_call_impl = call
 
 
 def prepare_thread() -> None:

@@ -16,6 +16,8 @@ NEEDED = {
     "torch:Tensor._version": "the proof that nobody has changed a tensor",
     "torch:Tensor._backward_hooks": "the refusal of hooks that would see a part of a gradient",
     "torch:Tensor._post_accumulate_grad_hooks": "the refusal of hooks that would see a part of a gradient",
+    "torch._C:_len_torch_dispatch_stack": "the calls of a compiled model that are eager",
+    "torch._C:_functorch.peek_interpreter_stack": "the calls of a compiled model that are eager",
     "torch.nn.modules.batchnorm:_BatchNorm": "the layers that need several rows",
     "torch.nn.modules.batchnorm:_NormBase": "the layers whose buffers move",
     "torch.nn.utils.parametrizations:_SpectralNorm": "the layers whose buffers move",
@@ -30,6 +32,7 @@ NEEDED_OF_MODULES = {
     "_backward_hooks": "the refusal of hooks that stages cannot set",
     "_backward_pre_hooks": "the refusal of hooks that stages cannot set",
     "_compiled_call_impl": "the refusal of compiled modules",
+    "_call_impl": "the calls of a compiled model that are eager",
 }
 
 

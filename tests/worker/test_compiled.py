@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics import inductor
@@ -103,6 +104,26 @@ def test_so_they_are_in_a_step_that_another_thread_computes(monkeypatch: pytest.
     (end,) = members_end(p.Mlp, shards=1, steps=4, batch_size=sizes, compiled=True)
     assert isinstance(end, PipelineRaised)
     assert "recompile" in str(end)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize("within", ["transform", "mode"])
+def test_a_call_within_a_transform_or_a_mode_makes_no_later_call_eager(within: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
+    inductor.compile_model(model)
+    model(torch.ones(3, 2))
+    before = frames()
+    assert before
+    if within == "mode":
+        with FlopCounterMode(display=False):
+            model(torch.ones(4, 2))
+    else:
+        parameters = dict(model.named_parameters())
+        torch.func.grad(lambda given: torch.func.functional_call(model, given, torch.ones(4, 2)).sum())(parameters)
+    assert frames() == before
+    model(torch.ones(5, 2))
+    assert frames() == before + 1
 
 
 @pytest.mark.long
