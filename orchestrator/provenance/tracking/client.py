@@ -73,6 +73,17 @@ class Client:
             tags=[entities.RunTag(*each) for each in tags],
         )
 
+    def experiments(self, **wanted: Any) -> list[Any]:
+        """All of them: MLflow gives a thousand at a time."""
+        found: list[Any] = []
+        token: str | None = None
+        while True:
+            page = self.mlflow.search_experiments(page_token=token, **wanted)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
     def has_runs(self, experiment_id: str) -> bool:
         """Also deleted ones."""
         client = self.mlflow

@@ -181,7 +181,7 @@ class Store:
     def _locations(self) -> list[str]:
         """The places of the artifacts of all experiments. To be called under the lock."""
         self.client = Client(self._opened)
-        return [str(each.artifact_location) for each in self.client.search_experiments(view_type=_OF_ANY_STAGE)]
+        return [str(each.artifact_location) for each in self.client.experiments(view_type=_OF_ANY_STAGE)]
 
     def _locked(self) -> AbstractContextManager[None]:
         return nullcontext() if self._lock is None else locks.held(self._lock)
@@ -247,7 +247,7 @@ class Store:
 
     def newest_experiment(self) -> str:
         """The experiment of the newest run; MLflow's own, which is empty, if there is none."""
-        experiments = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        experiments = [experiment.experiment_id for experiment in self.client.experiments()]
         newest = self.client.search_runs(experiments, order_by=["attributes.start_time DESC"], max_results=1)
         return str(newest[0].info.experiment_id if newest else experiments[0])
 
@@ -265,7 +265,7 @@ class Store:
         return [_past(row) for row in self._asked(f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'"))]
 
     def _asked(self, wanted: str) -> list[tables.RunRow]:
-        experiments = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
+        experiments = {experiment.experiment_id: experiment.name for experiment in self.client.experiments()}
         found: list[tables.RunRow] = []
         token: str | None = None
         while True:

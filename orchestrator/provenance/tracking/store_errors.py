@@ -120,6 +120,8 @@ def reason(error: BaseException) -> str:
         return lines[0]
     if "RemoteDisconnected" in lines[0]:
         return "no answer from the server: it closed the connection"
+    if "ProxyError" in lines[0]:
+        return "no answer from the proxy that HTTP_PROXY or HTTPS_PROXY names; NO_PROXY names hosts that need none"
     found = _FROM_SYSTEM.search(lines[0])
     why = found[1] if found else "not in time" if "timed out" in lines[0] else lines[0]
     return f"no answer from the server: {why}"

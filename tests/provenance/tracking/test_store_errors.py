@@ -114,6 +114,12 @@ def _of_retries(cause: str) -> MlflowException:
             "no answer from the server: there is something else at its address, such as a page to log in",
         ),
         (
+            _of_retries("ProxyError('Cannot connect to proxy.', NewConnectionError('[Errno 111] Connection refused'))"),
+            False,
+            False,
+            "no answer from the proxy that HTTP_PROXY or HTTPS_PROXY names; NO_PROXY names hosts that need none",
+        ),
+        (
             _of_retries("NewConnectionError('[Errno 111] Connection refused')"),
             False,
             False,
