@@ -45,6 +45,13 @@ class Saved:
     trouble: str
 
 
+class _Listed(NamedTuple):
+    """The part of a manifest that decides what is removed. blobs: name -> bytes."""
+
+    blobs: Mapping[str, int]
+    is_archived: bool
+
+
 class Catalog:
     """The checkpoints of one run, for its driver. keep: how many good checkpoints stay, beside the best and the archived ones;
     abandoned_after_s: how long a blob stays that belongs to none. Used by one thread of the driver."""
@@ -58,6 +65,8 @@ class Catalog:
         self._abandoned_after_s = abandoned_after_s
         self._unreferenced: dict[str, float] = {}  # since which pruning, on the monotonic clock
         self._rejected: set[int] = set()  # steps whose files are there but not good
+        # by step, manifests that stay though they are old: an archive has thousands, and each would be read at each commit
+        self._old: dict[int, _Listed] = {}
 
     def pin(self, names: Iterable[str]) -> None:
         """Blobs of a checkpoint that is not complete yet: pruning leaves them alone."""
@@ -77,6 +86,7 @@ class Catalog:
         _check_presence(manifest, self._storage.sizes())
         self._storage.put(manifest.name, [manifest.to_json()])
         self._rejected.discard(step)
+        self._old.pop(step, None)
         self.unpin(blob.name for blob in manifest.blobs)
         try:
             injection.at("manifest", step)
@@ -113,15 +123,17 @@ class Catalog:
     def _prune(self, just_saved: Manifest) -> None:
         """The best ones that stay are those that were the best when the newest was saved."""
         sizes = self._storage.sizes()
-        manifests = {step: self._readable(step) for step in steps_among(sizes)}
-        good = [step for step, manifest in manifests.items() if manifest and self._is_good(manifest, sizes)]
+        manifests = {step: self._old.get(step) or self._readable(step) for step in steps_among(sizes)}
+        good = [step for step, manifest in manifests.items() if manifest and self._is_good(step, manifest, sizes)]
         oldest_kept = good[self._keep - 1] if len(good) >= self._keep else 0
         archived = [step for step, manifest in manifests.items() if manifest and manifest.is_archived]
         staying = {just_saved.step, *just_saved.best, *archived}
         doomed = [step for step in manifests if step < oldest_kept and step not in staying]
         for step in reversed(doomed):
             self._storage.delete(manifest_name(step))
-        referenced = _blobs(manifests[step] for step in manifests if step not in doomed) | self._pinned
+        left = {step: manifest for step, manifest in manifests.items() if step not in doomed}
+        self._old = {step: manifest for step, manifest in left.items() if manifest and step < oldest_kept}
+        referenced = _blobs(left.values()) | self._pinned
         unreferenced = {name for name in sizes if is_blob(name)} - referenced
         now = time.monotonic()
         abandoned = {name for name, since in self._unreferenced.items() if now - since >= self._abandoned_after_s}
@@ -130,16 +142,17 @@ class Catalog:
             self._storage.delete(name)
         self._unreferenced = {name: self._unreferenced.get(name, now) for name in unreferenced - garbage}
 
-    def _readable(self, step: int) -> Manifest | None:
+    def _readable(self, step: int) -> _Listed | None:
         try:
-            return read(self._storage, step)
+            manifest = read(self._storage, step)
         except CheckpointDamaged:
             return None
+        return _Listed({blob.name: blob.size_bytes for blob in manifest.blobs}, manifest.is_archived)
 
-    def _is_good(self, manifest: Manifest, sizes: Mapping[str, int]) -> bool:
+    def _is_good(self, step: int, manifest: _Listed, sizes: Mapping[str, int]) -> bool:
         """As far as a look at the listing tells, and a verification before."""
-        present = all(sizes.get(blob.name) == blob.size_bytes for blob in manifest.blobs)
-        return present and manifest.step not in self._rejected
+        present = all(sizes.get(name) == size_bytes for name, size_bytes in manifest.blobs.items())
+        return present and step not in self._rejected
 
 
 def read(storage: Storage, step: int) -> Manifest:
@@ -203,8 +216,8 @@ def _check_presence(manifest: Manifest, sizes: Mapping[str, int]) -> None:
             )
 
 
-def _blobs(manifests: Iterable[Manifest | None]) -> set[str]:
-    return {blob.name for manifest in manifests if manifest for blob in manifest.blobs}
+def _blobs(manifests: Iterable[_Listed | None]) -> set[str]:
+    return {name for manifest in manifests if manifest for name in manifest.blobs}
 
 
 def _say(error: Exception) -> str:

@@ -68,6 +68,29 @@ def kept(step: int, best: list[int], *, archived: bool = False, order: int = 1) 
     return replace(state, values={"run_state": run_state, "optimizer": optimizer})
 
 
+def test_a_commit_reads_as_much_with_a_long_archive_as_with_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each archived manifest was read at each commit, by the driver, which hears no member meanwhile."""
+    storage, read_names = InMemory(), list[str]()
+    get = storage.get
+
+    def noted(name: str, *place: int) -> bytes:
+        read_names.append(name)
+        return get(name, *place)
+
+    monkeypatch.setattr(storage, "get", noted)
+    catalog = Catalog(storage, 2)
+    for step in range(10, 210, 10):
+        read_names.clear()
+        catalog.commit(step, events(storage, kept(step, [], archived=True), step))
+    assert len(steps_in(storage)) == 20
+    assert read_names == [manifest_name(step) for step in (200, 190, 180)]
+    catalog.commit(
+        10, events(storage, kept(10, []), 10)
+    )  # in the place of the archived one, as after a loss of all state
+    catalog.commit(210, events(storage, kept(210, []), 210))
+    assert manifest_name(10) not in storage.files
+
+
 def test_the_best_and_the_archived_stay_beside_the_newest() -> None:
     storage = InMemory()
     catalog = Catalog(storage, 1)

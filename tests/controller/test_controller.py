@@ -887,6 +887,16 @@ def test_an_interruption_does_not_wait_for_ever_nor_for_what_cannot_come() -> No
     assert isinstance(play.error(), Interrupted)
 
 
+def test_an_interruption_waits_for_who_still_writes_when_others_have_written() -> None:
+    """A part of gigabytes, or a slow disk: it was killed after 20 s, and the steps since the checkpoint before were lost."""
+    play = begun(requirements())
+    play(Interrupt("SIGTERM"), Heartbeat(1, "checkpoint", 6, None, 9), left(0, 6, "stop"))
+    assert play.wait(25.0, Heartbeat(1, "checkpoint", 6, None, 9)) == []
+    assert play(left(1, 6, "stop")) == []
+    play(CheckpointSaved(6))
+    assert "the newest checkpoint holds 6 steps" in str(play.error())
+
+
 def test_an_interruption_in_a_regroup_begins_the_generation_and_stops_it() -> None:
     play = begun(requirements(start=3, most=3, least=3))
     play(Died(0, ""), Interrupt("SIGINT"), left(1, 5))

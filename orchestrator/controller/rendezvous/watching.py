@@ -14,7 +14,7 @@ from orchestrator.controller.state import Member, present, progressed, waiting
 from orchestrator.errors import ClusterUnavailable, RunFailed
 
 GRACE_S = 10.0  # how long a withdrawal waits for the failure that caused it
-SAVE_S = 20.0  # how long an interrupted run waits for its checkpoint
+SAVE_S = 20.0  # how long an interrupted run waits for its checkpoint, once nobody writes it any more
 LISTEN_S = 2.0  # a longer pause between ticks is the driver's own, and is not counted as silence of a member
 
 
@@ -152,6 +152,9 @@ def _watch_withdrawal(decision: Decision) -> None:
 def _watch_stop(decision: Decision) -> None:
     state = decision.state
     if state.interrupted is None or state.phase not in ("regrouping", "saving"):
+        return
+    # Parts differ in size, and disks in speed. A member that writes for too long counts as stuck.
+    if any(each.heartbeat is not None and each.heartbeat.activity == "checkpoint" for each in waiting(state)):
         return
     if decision.now - max(state.since, state.interrupted[0]) > SAVE_S:
         end_interrupted(decision, f"{SAVE_S:g} s have passed in phase {state.phase}")
