@@ -279,11 +279,11 @@ class Cached(nn.Linear):
         super().__init__(FEATURES, CLASSES)
         self.largest, self.table = 0, torch.empty(0)
         self.last_mean, self._calls = 0.0, 0
-        self.seen: list[int] = []
+        self._seen: list[int] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
         self._calls += 1
-        self.seen.append(len(inputs))
+        self._seen.append(len(inputs))
         if len(inputs) > self.largest:
             # `out` puts the table where the inputs are. The device of tests/worker/apart.py has no name to be given.
             self.largest, self.table = len(inputs), torch.arange(len(inputs), out=inputs.new_empty(len(inputs))) / 10
@@ -447,7 +447,7 @@ class Sign(torch.optim.Optimizer):
 class Jump(Small):
     """One row in 20 makes every gradient 2**40 times as large as the others do."""
 
-    computed: ClassVar[Counter[str]] = Counter()
+    _computed: ClassVar[Counter[str]] = Counter()
 
     def inputs(self, rows: int) -> Tensor:
         inputs = torch.cat([torch.randn(rows, FEATURES), torch.ones(rows, 1)], 1)
@@ -455,7 +455,7 @@ class Jump(Small):
         return inputs
 
     def loss(self, model: nn.Module, batch: Batch) -> Any:
-        self.computed["losses"] += 1
+        self._computed["losses"] += 1
         inputs, labels = batch
         each = functional.cross_entropy(model(inputs[:, :-1]), labels, reduction="none")
         return (each * inputs[:, -1]).mean()

@@ -18,7 +18,7 @@ from tests.refusals import refused
 
 cudnn: Any = torch.backends.cudnn
 deterministic: Any = torch.utils.deterministic
-WORKLOAD: Any = SimpleNamespace(user_objects=dict, model=torch.nn.Linear(1, 1))
+WORKLOAD: Any = SimpleNamespace(user_objects=dict, model=torch.nn.Linear(1, 1), pipeline=None)
 
 
 def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:

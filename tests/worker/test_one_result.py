@@ -259,9 +259,9 @@ def test_a_kept_gradient_is_not_computed_again() -> None:
     each worker computes three micro-batches to prove itself."""
     computed = {}
     for layout in (ONE, Layout(8)):
-        p.Jump.computed.clear()
+        p.Jump._computed.clear()
         train(p.Jump, layout, claims=False, **JUMPS)
-        computed[layout] = p.Jump.computed["losses"]
+        computed[layout] = p.Jump._computed["losses"]
     assert computed[Layout(8)] - 8 * 3 == 13 * 8
     assert computed[ONE] - 3 > 13 * 8
 

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import torch
 
+from orchestrator.adapters.adapted import Adapted
 from orchestrator.checkpoint.state import digest as digest_of
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
 from orchestrator.numerics import determinism
@@ -168,7 +169,7 @@ def _verify(
     if any(grown.values()):
         raise Inconsistent(
             f"{found} changed each time that {what} was computed",
-            f"{_NO_STATE}; a number that nothing follows from may have a name that begins with _",
+            f"{_NO_STATE}; what nothing follows from may have a name that begins with _",
             code="pipeline.changes-itself",
         )
     return None if None in results else results[0]
@@ -205,7 +206,8 @@ def _refuse_changed(settings: Mapping[str, str], what: str) -> None:
 
 def _look(workload: PipelineAdapter) -> state_detection.Observations:
     with naming("looking at what the pipeline, its model and its data sets keep"):  # it meets objects of any class
-        return state_detection.look(workload.user_objects(), workload.model)
+        gathers = isinstance(workload.pipeline, Adapted)  # as in training_step_outputs of a LightningModule
+        return state_detection.look(workload.user_objects(), workload.model, gathers=gathers)
 
 
 def fingerprint(

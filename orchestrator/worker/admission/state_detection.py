@@ -1,27 +1,35 @@
 """The state that a pipeline keeps between batches, found by looking at it before and after a batch is computed again.
 
-State that matters only later (a curriculum that counts batches, an augmentation that is rarely drawn) changes no bit of the
-first micro-batches, so computing them again does not expose it. These are looked at:
+State may matter only later: a curriculum that counts batches, a bank of features that is read once it is full, an augmentation
+that is rarely drawn. It changes no bit of the first micro-batches, so computing them again does not expose it. These are
+looked at:
 
     generators  of numpy, `random` and torch, wherever the pipeline, its model, its datasets or their modules hold one
     numbers     in attributes with public names of the pipeline and of the model's layers, in globals, and in containers there
     weights     parameters and buffers of modules that are not within the model
-    arrays      other tensors and numpy arrays: caches are such, so they are only named where a result differs
+    arrays      other tensors and numpy arrays, and the lengths of containers
 
-It does not see closures, globals of other modules, files, or containers with many elements.
+Arrays and lengths count where the user has written the class that has them. Objects, classes and functions of the user's count,
+too, where the pipeline or its model refers to them: with class attributes, closures and default arguments. Objects of packages
+count for themselves, data sets may, and caches change once at most. They are named if a result differs.
+
+It does not see variables of other modules, files, or what containers with many elements hold.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
+import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy
 import torch
+from torch.utils.data import Dataset
 
 from orchestrator.numerics.byte_layout import bytes_of
 
@@ -29,19 +37,27 @@ _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 100
 _MOST_ELEMENTS = 2**20  # of an array
 _ALL_ELEMENTS = 2**26  # of the arrays that are looked at
-_OPAQUE = (type, types.ModuleType, types.FunctionType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_OPAQUE = (type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
-_BARE = frozenset({type(None), bool, str, bytes, type})  # nothing is within; most of what an attribute holds is such
-_EMPTY = frozenset({list, tuple, dict, set, OrderedDict})  # nor in these, where they are empty
+_BARE = frozenset({type(None), bool, str, bytes})  # nothing is within; most of what an attribute holds is such
+_EMPTY = frozenset({list, tuple, dict, set, deque, OrderedDict})  # nor in these, where they are empty
+_PACKAGES = "-packages"  # in the file of a module
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
+_METRICS = "torchmetrics"  # a metric that is called with a batch adds up beside, and nothing follows from the sum
+# Kinds of values that are state for sure if they change: none, numbers, or arrays and lengths as well.
+_NOTHING, _NUMBERS, _ALL = range(3)
+_OF_DATA: Final = ("train", "validation")
 
 Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for sure; what changes when it does
 
 
-def look(roots: Mapping[str, Any], model: torch.nn.Module) -> Observations:
-    """The present state of everything that these objects hold. roots: by name, among them "pipeline" and its model."""
-    walk = _Walk(model)
+def look(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool = False) -> Observations:
+    """The present state of everything that these objects hold. roots: by name, among them "pipeline" and its model. gathers:
+    whether their code may gather what batches gave in lists, which somebody reads at the end of an epoch."""
+    walk = _Walk(model, gathers=gathers)
     for name, root in roots.items():
-        walk.through(name, root, counts=not name.rpartition(".")[2].startswith("_"))
+        counts = _NUMBERS if name in _OF_DATA else _ALL
+        walk.through(name, root, _public(name.rpartition(".")[2], counts))
     return walk.found
 
 
@@ -55,15 +71,17 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
 class _Walk:
     """A depth-first walk through attributes and small containers that visits each object once."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, gathers: bool) -> None:
         self.found: Observations = {}
+        self._gathers = gathers
         self._modules = {id(module) for module in model.modules()}
         self._tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._seen: dict[int, Any] = {}
+        self._classes: set[type] = set()
         self._elements = 0
 
-    def through(self, place: str, value: Any, *, counts: bool) -> None:
-        """Look through an object for state, and note it. counts: whether a number here is one of the pipeline's own."""
+    def through(self, place: str, value: Any, counts: int) -> None:
+        """Look through an object for state, and note it. counts: what here is the pipeline's own."""
         if type(value) in _BARE:
             return
         if isinstance(value, (int, float)):
@@ -73,36 +91,83 @@ class _Walk:
         if id(value) in self._seen or len(self._seen) > _MOST_OBJECTS:
             return
         self._seen[id(value)] = value
-        if isinstance(value, (list, tuple, dict)):
+        if isinstance(value, (list, tuple, dict, set, deque)):
+            if counts == _ALL and not self._gathers:
+                self.found[f"the length of {place}"] = True, str(len(value)).encode()
             for key, part in _items(value):
-                self.through(f"{place}[{key!r}]", part, counts=counts)
+                self.through(f"{place}[{key!r}]", part, counts)
         elif isinstance(value, _GENERATORS):
             self.found[place] = True, _state(value)
         elif isinstance(value, (torch.Tensor, numpy.ndarray)):
-            self._hash(place, value)
+            self._hash(place, value, is_state=counts == _ALL)
+        elif isinstance(value, type):
+            self._into_class(value)
+        elif (function := _function(value)) is not None:
+            self._into_function(place, function, counts)
         elif hasattr(value, "__dict__") and not isinstance(value, _OPAQUE):
-            self._into(place, value)
+            self._into(place, value, counts)
 
-    def _into(self, place: str, value: Any) -> None:
-        own = place == "pipeline" or id(value) in self._modules
+    def _into(self, place: str, value: Any, counts: int) -> None:
+        kind = type(value)
+        is_users = any(_is_users(each.__module__) for each in kind.__mro__)
+        if is_users:
+            for each in kind.__mro__:
+                self._into_class(each)
+        if place == "pipeline" or id(value) in self._modules:
+            own = _ALL if is_users and not _is_metric(kind) else _NUMBERS
+        elif counts == _ALL and is_users and not _is_metric(kind) and not isinstance(value, Dataset):
+            own = _ALL
+        else:
+            own = _NOTHING
         if isinstance(value, torch.nn.Module):
             self._weigh(place, value)
             for name, child in value._modules.items():
-                self.through(f"{place}.{name}", child, counts=False)
+                self.through(f"{place}.{name}", child, own)
+            for name, tensor in value._parameters.items():
+                for kind_of_hook in _HOOKS:
+                    self.through(f"{place}.{name}'s hooks", getattr(tensor, kind_of_hook, None), own)
         for name, part in list(vars(value).items()):
             if type(part) in _BARE or (type(part) in _EMPTY and not part):  # of a module's attributes most are
                 continue
             if name not in ("_parameters", "_buffers", "_modules"):
-                self.through(f"{place}.{name}", part, counts=own and not name.startswith("_"))
+                self.through(f"{place}.{name}", part, own if name.endswith("_hooks") else _public(name, own))
 
-    def _hash(self, place: str, array: Any) -> None:
+    def _into_class(self, kind: type) -> None:
+        """Through the attributes of a class of the user's, and what its functions hold."""
+        if not _is_users(kind.__module__) or kind in self._classes:
+            return
+        self._classes.add(kind)
+        for name, part in list(vars(kind).items()):
+            if not name.startswith("__"):
+                self.through(f"{kind.__module__}.{kind.__qualname__}.{name}", part, _public(name, _ALL))
+            elif isinstance(part, types.FunctionType):
+                self._into_function(f"{kind.__module__}.{kind.__qualname__}.{name}", part, _ALL)
+
+    def _into_function(self, place: str, function: types.FunctionType, counts: int) -> None:
+        """Through what a function of the user's has besides its code."""
+        if not _is_users(function.__module__):
+            return
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # it has none yet
+                continue
+            self.through(f"{place}.{name}", content, _public(name, counts))
+        defaults = function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        held = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {}), **vars(function)}
+        for name, part in held.items():
+            self.through(f"{place}.{name}", part, _public(name, counts))
+
+    def _hash(self, place: str, array: Any, *, is_state: bool) -> None:
         elements = array.numel() if isinstance(array, torch.Tensor) else array.size
         if id(array) in self._tensors or elements > _MOST_ELEMENTS or self._elements + elements > _ALL_ELEMENTS:
             return
         content = _content(array)
         if content is not None:
             self._elements += elements
-            self.found[place] = False, content
+            self.found[place] = is_state, content
 
     def _weigh(self, place: str, module: torch.nn.Module) -> None:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -110,9 +175,32 @@ class _Walk:
                 self.found[f"{place}.{name}"] = True, f"{id(tensor)} {tensor._version}".encode()
 
 
+def _public(name: str, counts: int) -> int:
+    return _NOTHING if name.startswith("_") else counts
+
+
+@functools.cache
+def _is_users(module: str | None) -> bool:
+    """Whether a module of this name is part of a project: not of a package, of Python, or of orchestrator."""
+    top = (module or "").partition(".")[0]
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return top not in (*sys.stdlib_module_names, "orchestrator") and file is not None and _PACKAGES not in file
+
+
+def _is_metric(kind: type) -> bool:
+    return any(each.__module__.partition(".")[0] == _METRICS for each in kind.__mro__)
+
+
+def _function(value: Any) -> types.FunctionType | None:
+    """The function that this is, or that a method or a static one has."""
+    if isinstance(value, (types.MethodType, staticmethod, classmethod)):
+        value = value.__func__
+    return value if isinstance(value, types.FunctionType) else None
+
+
 def _items(container: Any) -> Iterator[tuple[Any, Any]]:
-    if len(container) <= _MOST_ITEMS:
-        yield from list(container.items()) if isinstance(container, dict) else enumerate(container)
+    if len(container) <= _MOST_ITEMS and not isinstance(container, set):
+        yield from list(container.items()) if isinstance(container, dict) else list(enumerate(container))
 
 
 def _state(generator: Any) -> bytes:
