@@ -242,6 +242,9 @@ void performed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
     bool direct = false;
     for (const auto& result : schema.returns())
         direct = direct || !(result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->kind() == c10::TypeKind::ListType);
+    // Into host memory a list is copied tensor by tensor, and each copy is waited for.
+    if (op.operator_name().name == "aten::_foreach_copy_")
+        for (const Tensor& each : given[0].toTensorVector()) direct = direct || !on_card(each);
     for (const at::Tag tag : op.getTags()) direct = direct || (tag == at::Tag::dynamic_output_shape && !by_places(op, given)) || tag == at::Tag::data_dependent_output;
     Values looks;
     if (!direct) looks = shapes(op, given);

@@ -69,10 +69,10 @@ class ModelLog:
 
     def __init__(
         self,
-        client: Client,
-        run_id: str,
-        folder: ModelFolder,
-        registration: Registration | None,
+        client: Client,  # of the store
+        run_id: str,  # of the run that has trained it
+        folder: ModelFolder,  # what is logged
+        registration: Registration | None,  # of the version that it becomes; None: of none
         *,
         is_by_server: bool = False,  # whether its files are sent to an MLflow server
     ) -> None:
