@@ -148,8 +148,8 @@ def divided(values: torch.Tensor, by: float) -> torch.Tensor:
 
 def overflows(integers: torch.Tensor, limit: int = LIMIT) -> bool:
     """Whether an element has left the range in which it stands for a number."""
-    low, high = torch.aminmax(integers)
-    return not (int(low) > -limit and int(high) < limit)
+    low, high = torch.stack(torch.aminmax(integers)).tolist()  # a device is waited for once
+    return not (low > -limit and high < limit)
 
 
 def largest(slots: Sequence[Slot], values: torch.Tensor) -> list[float]:

@@ -73,15 +73,16 @@ class _Changes(pickle.Pickler):
 
 
 def _held_by(function: types.FunctionType) -> tuple[Any, ...]:
-    cells = [_content(cell) for cell in function.__closure__ or ()]
+    cells = [content(cell) for cell in function.__closure__ or ()]
     named = variables(function) if _is_users(function) else {}
     return cells, function.__defaults__, function.__kwdefaults__, vars(function), named
 
 
-def _content(cell: types.CellType) -> Any:
+def content(cell: types.CellType) -> Any:
+    """The content of a cell of a closure; None where it has none yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # it has none yet
+    except ValueError:
         return None
 
 

@@ -32,6 +32,7 @@ import torch
 from torch.utils.data import Dataset
 
 from orchestrator.numerics.byte_layout import bytes_of
+from orchestrator.optim import aside
 
 _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 100
@@ -149,11 +150,7 @@ class _Walk:
             return
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                content = cell.cell_contents
-            except ValueError:  # it has none yet
-                continue
-            self.through(f"{place}.{name}", content, _public(name, counts))
+            self.through(f"{place}.{name}", aside.content(cell), _public(name, counts))
         defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
         held = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {}), **vars(function)}
