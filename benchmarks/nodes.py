@@ -125,7 +125,7 @@ def undergo(side: str, chosen: argparse.Namespace, alone: str) -> list[Change]:
         network = stack.enter_context(wired(ADDED + 1, "1gbit", DELAY))
         nodes = stack.enter_context(ray_on(network, 1, LOST + 1, more))
         process = stack.enter_context(_training(side, nodes, folder, chosen))
-        wait(process, lambda: _settled(read(marks), WORKERS, 0))
+        wait(process, lambda: _settled(read(marks, process.pid), WORKERS, 0))
         killed = time.monotonic()
         end_all_inside(network.names[LOST])
         lost = _change(process, marks, killed, WORKERS - 1)
@@ -174,10 +174,10 @@ def digest_alone(chosen: argparse.Namespace) -> str:
 
 def _change(process: subprocess.Popen[str], folder: Path, since: float, size: int) -> Change:
     """The change of the group, once it has this size and has done some steps more."""
-    best = max(step for own in read(folder).values() for at, step in own if at <= since)
-    at = wait(process, lambda: first_step(_group(read(folder), size), since, best + 2))
-    farthest = max(step for own in read(folder).values() for _, step in own)
-    marks = wait(process, lambda: _settled(read(folder), size, farthest))
+    best = max(step for own in read(folder, process.pid).values() for at, step in own if at <= since)
+    at = wait(process, lambda: first_step(_group(read(folder, process.pid), size), since, best + 2))
+    farthest = max(step for own in read(folder, process.pid).values() for _, step in own)
+    marks = wait(process, lambda: _settled(read(folder, process.pid), size, farthest))
     return Change(at - since, stillness(marks, since, at), repeated(marks, set(_living(marks)), since))
 
 

@@ -123,7 +123,7 @@ def first_step_of_ray_train(hidden: int) -> float:
         (folder / "marks").mkdir()
         began = time.monotonic()
         with _ray_train(fast=False)(folder, hidden, 1_000_000, 0) as process:
-            return wait(process, lambda: _first(read(folder / "marks"))) - began
+            return wait(process, lambda: _first(read(folder / "marks", process.pid))) - began
 
 
 def _first(marks: Marks) -> float | None:
@@ -131,10 +131,10 @@ def _first(marks: Marks) -> float | None:
 
 
 def _lose_one(process: subprocess.Popen[str], marks: Path) -> Loss:
-    victim, others = wait(process, lambda: _victim(read(marks)))
+    victim, others = wait(process, lambda: _victim(read(marks, process.pid)))
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
-    return wait(process, lambda: judge(read(marks), killed, victim, others))
+    return wait(process, lambda: judge(read(marks, process.pid), killed, victim, others))
 
 
 def _victim(marks: Marks) -> tuple[int, set[int]] | None:
@@ -161,9 +161,10 @@ def judge(marks: Marks, killed: float, victim: int, others: set[int]) -> Loss | 
     return Loss(without[0] - killed, progress[0] - killed, new[0] - killed, len(again), step)
 
 
-def read(folder: Path) -> Marks:
+def read(folder: Path, driver: int) -> Marks:
+    """driver: a process whose marks do not count: a launch tries the optimizer by some steps of its own."""
     marks: Marks = {}
-    for path in folder.iterdir():
+    for path in (each for each in folder.iterdir() if each.name != str(driver)):
         lines = path.read_text().split("\n")[:-1]  # the last one may be on its way
         if lines:
             marks[int(path.name)] = [(float(at), int(step)) for at, step in map(str.split, lines)]
@@ -195,7 +196,7 @@ def _ray_train(*, fast: bool) -> Begin:
         command = ray_train({"folder": str(folder), "hidden": hidden, "every": every, "losses": losses})
         with _command(command, REPOSITORY, environment, folder) as process:
             yield process
-            newest = max(step for own in read(folder / "marks").values() for _, step in own)
+            newest = max(step for own in read(folder / "marks", process.pid).values() for _, step in own)
             (folder / "stop.new").write_text(str(newest + 2 * QUIET_STEPS))
             (folder / "stop.new").rename(folder / "stop")
 

@@ -129,7 +129,7 @@ class Launch:
         self._thread.join()
 
     def marks(self) -> Marks:
-        return read(self._marks)
+        return read(self._marks, self.process.pid)
 
     def now(self) -> Instant:
         steps = completed(self.marks())
