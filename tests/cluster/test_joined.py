@@ -9,9 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from ray.exceptions import RpcError
 
 from orchestrator.cluster.sessions import joined
 from orchestrator.cluster.sessions.joined import JoinedRay
+from tests.refusals import refused
 
 
 def call(ray: JoinedRay, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +51,17 @@ def test_a_call_that_never_left_says_nothing_of_the_head(monkeypatch: pytest.Mon
     ray = JoinedRay("127.0.0.1:1")
     call(ray, 9, monkeypatch)
     assert ray.trouble() is None
+
+
+def test_a_server_of_another_kind_is_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a raylet, or whoever else speaks HTTP/2: Ray asks it in vain."""
+
+    def asked(address: str) -> None:
+        raise RpcError(f"RPC error: Deadline Exceeded, of {address}")  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr("ray._raylet.GcsClient", asked)
+    with refused("ray.no-head", "127.0.0.1:7"):
+        joined._show_token("127.0.0.1:7")
 
 
 def test_the_end_of_this_nodes_raylet_is_told_at_once() -> None:

@@ -161,10 +161,10 @@ def _reach(address: str) -> None:
 
 def _show_token(address: str) -> None:
     """Raises ClusterUnavailable where the head does not take the token of this process: Ray itself goes on trying for 20 s, and
-    then says only that it could not connect."""
+    then says only that it could not connect. Likewise where another server than a head speaks gRPC there."""
     from ray._private.authentication import authentication_token_setup
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.exceptions import AuthenticationError
+    from ray.exceptions import AuthenticationError, RayError
 
     try:
         authentication_token_setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
@@ -175,6 +175,13 @@ def _show_token(address: str) -> None:
             _TOKEN_REMEDY,
             str(error),
             code="ray.token",
+        ) from error
+    except RayError as error:
+        raise ClusterUnavailable(
+            f"the server at cluster.address {address} does not answer as the head of a Ray does: {str(error).splitlines()[0]}",
+            _REMEDY,
+            str(error),
+            code="ray.no-head",
         ) from error
 
 
