@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Final
 
@@ -22,6 +22,7 @@ from orchestrator.driver.terminal.signals import WATCHED
 from orchestrator.errors import RunFailed, UsageError
 from orchestrator.provenance.tracking import server_command
 
+_HOST: Final = "127.0.0.1"
 _START_S: Final = 120.0
 _END_S: Final = 10.0  # for a server that was asked to end
 _LOOK_S: Final = 0.1
@@ -31,7 +32,7 @@ _LOOK_S: Final = 0.1
 def served(uri: str) -> Iterator[str]:
     """The address of a server for the store, on a free port, that is gone after the block. Raises RunFailed."""
     port = free_port(None)
-    address = f"http://127.0.0.1:{port}"
+    address = f"http://{_HOST}:{port}"
     with tempfile.TemporaryFile() as log, serving(uri, port, log) as server:
         wait_for(server, address, log)
         yield address
@@ -42,7 +43,7 @@ def free_port(port: int | None) -> int:
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind(("127.0.0.1", port or 0))
+            found.bind((_HOST, port or 0))
         except OSError as error:
             raise UsageError(
                 f"port={port}: it cannot be used: {error.strerror}",
@@ -78,11 +79,19 @@ def serving(uri: str, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[by
             signal.signal(watched, handler)
 
 
+def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which a program reaches the server by no proxy. environ: that it has otherwise."""
+    others = environ.get("no_proxy") or environ.get("NO_PROXY")
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), f"{others},{_HOST}" if others else _HOST)
+
+
 def wait_for(server: subprocess.Popen[bytes], address: str, log: IO[bytes]) -> None:
-    """Returns when it answers. Raises RunFailed."""
+    """Returns when it answers. No proxy that is set for the network is asked, which knows nothing of this machine. Raises
+    RunFailed."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + _START_S
     while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=2):
+        with contextlib.suppress(OSError), opener.open(f"{address}/health", timeout=2):
             return
         if server.poll() is not None or time.monotonic() > deadline:
             raise RunFailed("the MLflow server did not start", last_words(log), code="mlflow.server-not-started")

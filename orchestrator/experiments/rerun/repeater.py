@@ -134,6 +134,8 @@ class Repeater:
                 *self._declared(),
                 *("strict=false", f"tracking.uri={uri}", "output=json"),
             ]
+            if uri != self.store.uri:
+                variables |= mlflow_ui.without_proxy(variables)
             with signals.posted() as pending_signal:
                 done = child_process.run(command, restored.project, variables, pending_signal, enough)
         try:
