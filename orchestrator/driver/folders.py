@@ -138,8 +138,12 @@ class RunFolder:
             self._lock = None
 
     def checkpoints_at(self, uri: str | None) -> str:
-        """The place of its checkpoints: a path, or a URL under which several runs may lie."""
-        return str(self.checkpoints) if uri is None else f"{uri.rstrip('/')}/{self.path.name}"
+        """The place of its checkpoints: a path, or a URL under which several runs may lie. A relative path begins in the
+        project's folder, wherever this process works."""
+        if uri is None:
+            return str(self.checkpoints)
+        place = uri if "://" in uri else str(self.path.parent.parent / uri)
+        return f"{place.rstrip('/')}/{self.path.name}"
 
     @property
     def is_driven(self) -> bool:

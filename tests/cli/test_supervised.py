@@ -7,13 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.records.lines import read
 from tests.cli.watching import WatchedRun
-from tests.projects import PATIENCE_S, Project
+from tests.projects import PATIENCE_S, Project, make_digits
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 COMMON = ("run.steps=200", "evaluation.every=50", "trace.digest_every=25", "checkpoint.every=60", "output=json")
@@ -78,6 +79,22 @@ def test_a_worker_that_dies_with_the_driver_costs_no_step_either(digits: Project
     out, err = run_to_the_end(watched)
     assert last_report(out)["digest"] == expected["digest"], err
     assert [lost["steps_lost"] for lost in watched.journal("driver_lost")] == [0] * times
+
+
+def test_a_run_in_a_checkout_of_its_code_is_followed_as_one_in_the_project(tmp_path: Path) -> None:
+    """Its checkpoints lie in the project, which so is another one than it began with."""
+    digits = make_digits(tmp_path)
+    expected = undisturbed(digits, "cluster.workers=1")
+    watched = WatchedRun(digits, *RUN, "cluster.workers=1", "checkpoint.uri=kept")
+    watched.wait_for_steps(75)
+    watched.process.kill()
+    followed = successor(watched, 1)
+    watched_steps(watched, 130)
+    os.kill(followed, signal.SIGKILL)
+    out, err = run_to_the_end(watched)
+    assert "it goes on with what it began with" in err
+    assert last_report(out)["digest"] == expected["digest"], err
+    assert [lost["steps_lost"] for lost in watched.journal("driver_lost")] == [0, 0]
 
 
 def watched_steps(watched: WatchedRun, steps: int) -> None:

@@ -68,3 +68,11 @@ def test_a_run_whose_folder_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".orchestrator").write_text("")
     with refused("project.unwritable", ".orchestrator"):
         RunFolder(tmp_path / ".orchestrator", "a")
+
+
+def test_a_relative_place_of_checkpoints_begins_in_the_projects_folder(tmp_path: Path) -> None:
+    """A run that is resumed may work in a checkout."""
+    files = RunFolder(project_folder(tmp_path), "a")
+    assert files.checkpoints_at("kept") == f"{tmp_path}/kept/a"
+    assert files.checkpoints_at("/kept/") == "/kept/a"
+    assert files.checkpoints_at("s3://bucket/kept") == "s3://bucket/kept/a"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -127,7 +128,7 @@ def settings(*given: str) -> Settings:
 )
 def test_it_is_there_where_it_is_wanted_and_a_signal_ends_it(given: tuple[str, ...], *, expected: bool) -> None:
     pending_signal = PendingSignal()
-    with supervised(settings(*given), [], pending_signal) as supervision:
+    with supervised(settings(*given), [], pending_signal, Path()) as supervision:
         assert (supervision is not None) == expected
         if supervision is not None:
             pending_signal._post(signal.SIGHUP, None)
@@ -135,13 +136,22 @@ def test_it_is_there_where_it_is_wanted_and_a_signal_ends_it(given: tuple[str, .
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def test_it_goes_on_where_the_command_was_typed_and_not_in_a_checkout(tmp_path: Path) -> None:
+    with (
+        contextlib.chdir("/"),
+        supervised(settings("run.supervised=true"), [], PendingSignal(), tmp_path) as supervision,
+    ):
+        assert supervision is not None
+        assert Path(f"/proc/{supervision._process.pid}/cwd").readlink() == tmp_path
+
+
 def test_a_launch_from_python_says_that_it_has_none() -> None:
     with (
         refused("run.supervised"),
-        supervised(settings("run.supervised=true"), None, PendingSignal()),
+        supervised(settings("run.supervised=true"), None, PendingSignal(), Path()),
     ):
         pass
-    with supervised(settings("tracking.uri=http://127.0.0.1:1"), None, PendingSignal()) as supervision:
+    with supervised(settings("tracking.uri=http://127.0.0.1:1"), None, PendingSignal(), Path()) as supervision:
         assert supervision is None
 
 

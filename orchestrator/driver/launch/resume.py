@@ -96,7 +96,7 @@ def resume(
         posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
         with (
             posted as pending_signal,
-            supervised(settings, typed, pending_signal) as supervision,
+            supervised(settings, typed, pending_signal, project) as supervision,
             ThreadPoolExecutor(1) as pool,
         ):
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)

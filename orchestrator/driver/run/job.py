@@ -429,7 +429,7 @@ class Job:
         declared = self.settings.environment.variables
         variables = {**environment.of_workers(declared), **credentials_of(declared)}
         task = driver_failover.FailoverTask(
-            run_id, node, os.getpid(), words, str(self.project), variables, supervisor.TAKEN_OVER
+            run_id, node, os.getpid(), words, str(supervision.folder), variables, supervisor.TAKEN_OVER
         )
         if not on_head:
             return task

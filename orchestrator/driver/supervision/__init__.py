@@ -42,9 +42,10 @@ def taken_over() -> TakenOver | None:
 class Supervision:
     """Tells the supervisor of this process what it has to know of the run."""
 
-    def __init__(self, process: subprocess.Popen[bytes], arguments: Sequence[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], arguments: Sequence[str], folder: Path) -> None:
         self._process = process
         self._arguments = arguments
+        self.folder = folder  # where another process goes on with the run
 
     def run(self, run_id: str, trace: Path) -> None:
         """This is the run to go on with. trace: a file that grows with its steps."""
@@ -71,10 +72,11 @@ class Supervision:
 
 @contextmanager
 def supervised(
-    settings: Settings, typed: Sequence[str] | None, pending_signal: PendingSignal
+    settings: Settings, typed: Sequence[str] | None, pending_signal: PendingSignal, folder: Path
 ) -> Iterator[Supervision | None]:
     """Within the block another process goes on with the run when this one dies. None if that is not wanted. typed: on the
-    command line, beside what names the run; None: it was not launched there. Raises UsageError."""
+    command line, beside what names the run; None: it was not launched there. folder: where it was typed; a run that is resumed
+    may be driven from a checkout, which is no place to go on from. Raises UsageError."""
     wanted = settings.run.supervised
     if typed is None and wanted:
         raise UsageError(
@@ -87,18 +89,18 @@ def supervised(
         return
     uri = settings.tracking.uri
     arguments = [*typed, *([] if uri is None else [f"tracking.uri={uri}"])]
-    with _process(arguments, settings.cluster.lease_s) as supervision:
+    with _process(arguments, settings.cluster.lease_s, folder) as supervision:
         pending_signal.on_signal = supervision.release  # who ends the run, by a second Ctrl-C too, means it
         yield supervision
 
 
 @contextmanager
-def _process(arguments: Sequence[str], patience_s: float) -> Iterator[Supervision]:
-    """arguments: beside resume=; patience_s: how long members may take to end."""
+def _process(arguments: Sequence[str], patience_s: float, folder: Path) -> Iterator[Supervision]:
+    """arguments: beside resume=; patience_s: how long members may take to end; folder: where it goes on."""
     command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), str(patience_s)]
     # A session of its own: a Ctrl-C and a terminal that is closed are for the driver to end in order.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    supervision = Supervision(process, arguments)
+    process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, start_new_session=True)
+    supervision = Supervision(process, arguments, folder)
     try:
         yield supervision
     finally:
