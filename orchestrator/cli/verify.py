@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.errors import NotRerunnable, UsageError
-from orchestrator.records import excerpt
+from orchestrator.records import bounded_json, excerpt
 
 _WHERE = "it is on the run's card, in its tag trace.root, and in the statement of its crate: root=LINES:ROOT"
 
@@ -43,18 +42,19 @@ def run(arguments: Arguments) -> CommandResult:
 def verify(file: Path, root: str) -> Verified:
     """Raises UsageError, and NotRerunnable for lines that are not those of the trace."""
     try:
-        statement = json.loads(file.read_text(encoding="utf-8"))
-        problem = excerpt.problem(statement, root)
+        statement = bounded_json.read(file)
     except OSError as error:
         raise UsageError(f"verify={file}: it cannot be read: {error.strerror}", code="verify.unreadable") from None
     except RecursionError:
         raise NotRerunnable(
             f"{file} is refused: it is nested too deeply", "ask for it again", code="verify.nested"
         ) from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise NotRerunnable(
             f"{file} is refused: it is no JSON: {error}", "ask for it again", code="verify.not-json"
         ) from None
+    try:
+        problem = excerpt.problem(statement, root)
     except ValueError as error:
         raise UsageError(f"root={root}: {error}", _WHERE, code="verify.root") from None
     if problem is not None:

@@ -38,10 +38,11 @@ def problem(told: Mapping[str, Any], root: str) -> str | None:
         first, begin = int(told["first"]), int(told["begin"])
         path = [bytes.fromhex(each) for each in told["path"]]
         steps = [json.loads(line)["step"] for line in lines]
-    except (ValueError, KeyError, TypeError) as error:
+        leaves = [merkle.leaf(line.encode()) for line in lines]
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         return f"it is no part of a trace as export= writes it: {error!r}"
     if steps != list(range(begin, begin + len(lines))):
         return f"its lines are not those of the steps from {begin} on, one after the other"
-    if not merkle.holds(root, begin - first, [merkle.leaf(line.encode()) for line in lines], path):
+    if not merkle.holds(root, begin - first, leaves, path):
         return f"its lines and its path do not lead to the root {root}"
     return None

@@ -20,8 +20,9 @@ from orchestrator.records import bounded_json
 
 
 class LineFile:
-    """Appends to one file; the caller is its only writer. clean: what is done to every text before it is written; trouble: why
-    lines are missing in the file, or None; cuts: how often lines were taken back."""
+    """Appends to one file; the caller is its only writer. clean: what is done to every text of a line before it is written, for
+    what is taken out of JSON may take a quote along; trouble: why lines are missing in the file, or None; cuts: how often lines
+    were taken back."""
 
     def __init__(self, path: Path, clean: Callable[[str], str] | None = None) -> None:
         if path.exists():
@@ -36,8 +37,9 @@ class LineFile:
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Lines that a full disk does not take are kept, and tried again with the next ones. Half of a character, as Python
         reads it from a file's name that is not UTF-8, is written as JSON escapes it."""
-        written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        self._missing += (written if self._clean is None else self._clean(written)).encode(errors="backslashreplace")
+        cleaned = lines if self._clean is None else (_over_texts(line, self._clean) for line in lines)
+        written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in cleaned)
+        self._missing += written.encode(errors="backslashreplace")
         with contextlib.suppress(OSError):
             self._write()
 
@@ -117,6 +119,15 @@ def _parsed(line: bytes, number: int) -> dict[str, Any]:
     except ValueError:
         raise ValueError(f"line {number} is not what was written") from None
     return found
+
+
+def _over_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A plain value with every text changed, keys among them."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_over_texts(key, change): _over_texts(each, change) for key, each in value.items()}
+    return [_over_texts(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
 def raw(path: Path) -> list[bytes]:

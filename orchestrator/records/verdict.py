@@ -117,7 +117,8 @@ def judge(
     digest, barriers = original.get("digest"), original.get("rests", ())
     expected = original.get("trace", ())
     if "rests" in original:
-        expected = expected[: barriers[-1]["steps"] if barriers else 0]
+        reached = barriers[-1]["steps"] if barriers else 0
+        expected = [line for line in expected if line["step"] < reached]  # the first may be above 0
     walk = _Walk(prefix=digest is None)
     found = walk.through(expected, repeated.get("trace", ()))
     parted = parting(barriers, repeated.get("rests", ()), prefix=digest is None)

@@ -739,33 +739,36 @@ def test_a_caller_that_a_member_refused_is_told_in_one_line(tmp_path: Path) -> N
     assert [(event["member"], event["why"]) for event in told] == [(1, why)]
 
 
-def resting(generation: int, steps: int, loss: str) -> list[dict[str, Any]]:
-    """The reports of a worker about a sprint and its rest."""
+def resting(generation: int, steps: int, loss: str, first: int = 0) -> list[dict[str, Any]]:
+    """The reports of a worker about a sprint from step `first` up to `steps`, and its rest."""
     lines = [
-        {"trace": {"step": step, "loss": loss, "gradient": "00"}, "generation": generation} for step in range(steps)
+        {"trace": {"step": step, "loss": loss, "gradient": "00"}, "generation": generation}
+        for step in range(first, steps)
     ]
     evaluated = {"event": "evaluated", "step": steps - 1, "metrics": {"m": float(generation)}, "generation": generation}
     rest = {"rest": 0, "steps": steps, "clocks": [steps, steps], "updates": loss}
     return [*lines, {"rest": rest, "generation": generation}, evaluated]
 
 
-def test_a_sprint_that_is_done_again_replaces_the_one_that_was_lost(tmp_path: Path) -> None:
-    """Only who was lost had rested. Its late reports count no more."""
-    before, after = resting(0, 2, "0x1p+0"), resting(1, 1, "0x1p+1")
+@pytest.mark.parametrize("first", [0, 100])
+def test_a_sprint_that_is_done_again_replaces_the_one_that_was_lost(tmp_path: Path, first: int) -> None:
+    """Only who was lost had rested. Its late reports count no more. Also of a run that begins with the state of another one
+    after so many steps, whose trace has no lines of them."""
+    before, after = resting(0, first + 2, "0x1p+0", first), resting(1, first + 1, "0x1p+1", first)
     said = [
         *BEGIN,
         entries(0, *before),
         MemberMessage(0, "died", why=""),
         left(1, "peer", 0),
-        entries(1, {"event": "generation_running", "generation": 1, "step": 0}, *after),
+        entries(1, {"event": "generation_running", "generation": 1, "step": first}, *after),
         entries(0, *before),
         replace(DESCRIBED, member=1),
         finished(1, 1),
     ]
-    played = play(tmp_path, said, sync="bap", gone={0})
+    played = play(tmp_path, said, sync="bap", gone={0}, first=first, written=first)
     assert played.trace == [after[0]["trace"]]
     assert list(read(tmp_path / "rests")) == [after[1]["rest"]]
-    assert (played.outcome.steps, played.outcome.loss, played.outcome.metrics) == (1, 2.0, {"m": 1.0})
+    assert (played.outcome.steps, played.outcome.loss, played.outcome.metrics) == (first + 1, 2.0, {"m": 1.0})
 
 
 def test_what_workers_tell_of_their_speed_moves_shards_and_names_who_is_slow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -63,7 +64,17 @@ def test_another_loss_step_place_order_or_root_is_refused(
     assert excerpt.problem(told, f"{int(lines) + 64}:{digest}") is not None
 
 
-@pytest.mark.parametrize("told", [{}, {"lines": 3}, {"lines": ["{"], "first": 0, "begin": 0, "path": []}, []])
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        [],
+        {"lines": 3},
+        {"lines": ["{"], "first": 0, "begin": 0, "path": []},
+        {"lines": ["{}"], "first": math.inf, "begin": 0, "path": []},  # 1e999 in JSON
+        {"lines": ['{"step": 0, "loss": "\ud800"}'], "first": 0, "begin": 0, "path": []},
+    ],
+)
 def test_what_is_no_excerpt_is_said(told: Any) -> None:
     assert "no part of a trace" in str(excerpt.problem(told, f"3:{'0' * 64}"))
 

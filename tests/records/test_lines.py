@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.records.lines import LineFile, read
+from orchestrator.records.redaction import Redactor
 
 halves = st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)  # as Python reads names that are not UTF-8
 texts = st.text(st.characters(exclude_categories=["Cs"]) | halves, max_size=12)
@@ -55,6 +56,21 @@ def test_a_torn_file_yields_the_whole_lines(tmp_path: Path, entries: list[dict[s
     assert list(read(path)) == survivors
     _write(path, [{"after": "é"}])
     assert list(read(path)) == [*survivors, {"after": "é"}]
+
+
+def test_credentials_are_taken_out_and_every_line_stays_json(tmp_path: Path) -> None:
+    """Also where a text has the quote right behind one, where one is not whole, and where JSON writes one with escapes."""
+    known = Redactor({}, {"STORE_PASSWORD": 'sword"fish\\123'})
+    told = [
+        'GET "https://host/x?token=abcdef123456" failed',
+        'no sword"fish\\123 here',
+        "-----BEGIN PRIVATE KEY-----\nMIIB",
+        "the end",
+    ]
+    with contextlib.closing(LineFile(tmp_path / "lines.jsonl", known.text)) as file:
+        file.append({"event": "failed", "why": [text], text: {"why": text}} for text in told)
+    clean = ['GET "https://host/x?token=***" failed', "no *** here", "***", "the end"]
+    assert list(read(file.path)) == [{"event": "failed", "why": [text], text: {"why": text}} for text in clean]
 
 
 def test_a_line_is_readable_as_soon_as_it_is_appended(tmp_path: Path) -> None:

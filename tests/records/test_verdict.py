@@ -160,3 +160,12 @@ def test_another_machine_is_exact_with_the_same_bits_and_suspected_first_with_ot
     assert parted.text.startswith(f"inputs-differ: {machine} (suspected first); package numpy: 1 -> 2. step 5: loss")
     agreeing = judge(original, same, ["package numpy: 1 -> 2"], [machine])
     assert agreeing.text.startswith(f"inputs-differ: package numpy: 1 -> 2; {machine}. Even so, all 12 steps")
+
+
+def test_of_an_asynchronous_run_that_began_later_steps_behind_its_last_rest_do_not_count() -> None:
+    """It was killed in a sprint, and its first step is not step 0."""
+    lines = trace()[4:]
+    rest = {"rest": 0, "steps": 10, "clocks": [10], "updates": "", "evaluate": False, "heirs": [], "parameters": "p"}
+    again = spoil(lines, 10 - 4, "loss")
+    found = judge({"trace": lines, "digest": None, "rests": [rest]}, {"trace": again, "digest": "d", "rests": [rest]})
+    assert (found.word, found.steps) == ("exact", 6)

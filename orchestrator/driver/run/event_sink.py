@@ -84,6 +84,7 @@ class EventSink:
         self._counted_at = time.monotonic()  # when it was said last how many workers are ready
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
         self._hosted_first: tuple[int, ...] = ()  # shards of each worker, until their speed was looked at
+        self._first = 0  # step of the first line of the trace
         self.outcome = RunOutcome()
 
     @property
@@ -91,8 +92,11 @@ class EventSink:
         """The commit that the code was made from."""
         return self._record.origin
 
-    def goes_on(self, steps: int, loss: float | None, metrics: Mapping[str, float], checkpoint: int | None) -> None:
-        """A run is resumed: take over what was reported before."""
+    def goes_on(
+        self, steps: int, loss: float | None, metrics: Mapping[str, float], checkpoint: int | None, first: int
+    ) -> None:
+        """Take over what was reported before, where a run is resumed. first: step that the run begins with."""
+        self._first = first
         self.outcome = replace(self.outcome, steps=steps, loss=loss, metrics=dict(metrics), checkpoint=checkpoint)
 
     def catches_up(self, untold: Iterable[Mapping[str, Any]]) -> None:
@@ -297,7 +301,7 @@ class EventSink:
 
     def lines(self, change: Change) -> None:
         """Record new lines of the trace, in order."""
-        self._write(self._record.trace, change)
+        self._write(self._record.trace, change, self._first)
         if change.replaces:
             self._go_back(change)
         new = change.new
@@ -335,16 +339,17 @@ class EventSink:
     def barriers(self, change: Change) -> None:
         """Record new sync barriers of an asynchronous run, in order."""
         if self._record.barriers is not None:
-            self._write(self._record.barriers, change)
+            self._write(self._record.barriers, change, 0)
         for barrier in change.new:
             if "consensus_distance" in barrier:
                 apart, gap = (float.fromhex(barrier[key]) for key in ("consensus_distance", "spectral_gap"))
                 metrics = {f"{EXECUTION}gossip/consensus_distance": apart, f"{EXECUTION}gossip/spectral_gap": gap}
                 self._tracker.metrics(barrier["steps"] - 1, metrics)
 
-    def _write(self, file: LineFile, change: Change) -> None:
+    def _write(self, file: LineFile, change: Change, first: int) -> None:
+        """first: number of the first line of the file."""
         if change.replaces:
-            file.keep(change.kept)
+            file.keep(change.kept - first)
         file.append(change.new)
         if file.trouble is not None and not self._told_of_disk:
             self._told_of_disk = True

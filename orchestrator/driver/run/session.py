@@ -107,7 +107,8 @@ class Session:
         self._ray_gone: float | None = None  # since when, in monotonic seconds
         self._diagnosis: Callable[[], Diagnosis] = Diagnosis
         self._state = startup.state
-        event_sink.goes_on(run_start.written, run_start.loss, run_start.metrics, self._state.checkpoint)
+        goes_on = run_start.written, run_start.loss, run_start.metrics, self._state.checkpoint, run_start.first
+        event_sink.goes_on(*goes_on)
         event_sink.catches_up(run_start.untold)
         if run_start.taken_over is not None:
             event_sink.takes_over(run_start.taken_over, len(run_start.cut))

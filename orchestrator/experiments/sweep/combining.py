@@ -104,8 +104,8 @@ def _computing(ensemble: Ensemble, settings: Settings, record: SweepRecord, fold
     run = settings.run
     rows = settings.data.batch_size.at(0)
     trace = RunFolder(folder, str(record.known.ended[0, 0].run_id)).trace
-    # Early stopping may have ended it before run.steps.
-    steps = len(list(lines.read(trace))) if trace.exists() else run.steps or 1
+    # Early stopping may have ended it before run.steps, and it may have begun with the state of another run.
+    steps = max((line["step"] + 1 for line in lines.written(trace)), default=run.steps or 1)
     return Computing(ensemble.seed, ensemble.seed, rows, steps, run.threads, run.precision, run.arithmetic)
 
 
