@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.verify import verify
-from orchestrator.errors import NotRerunnable, UsageError
+from tests.refusals import refused
 
 ROOT = f"3:{'0' * 64}"
 
@@ -16,12 +16,12 @@ ROOT = f"3:{'0' * 64}"
 def test_what_is_no_json_is_refused_as_such(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "steps.json"
     file.write_bytes(content)
-    with pytest.raises(NotRerunnable, match="it is no JSON"):
+    with refused("verify.not-json"):
         verify(file, ROOT)
 
 
 def test_what_is_no_root_is_told_of_the_root(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     file.write_text("{}")
-    with pytest.raises(UsageError, match="root=nothing: 'nothing' is no head of a trace"):
+    with refused("verify.root", "nothing"):
         verify(file, "nothing")

@@ -29,6 +29,9 @@ _PLAIN = stat.S_IFREG | 0o644
 _PACKED = (  # do not get smaller
     *(".bundle", ".gz", ".npz", ".parquet", ".png", ".jpg", ".jpeg", ".safetensors", ".zip", ".zst"),
 )
+# The last one: a name that is not UTF-8, though its zip says so.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError)
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others are not written, and fail in ways of their own
 REMEDY = "ask for the crate again: export=RUN_ID to=PATH makes it"
 
 Content = bytes | Path
@@ -78,7 +81,7 @@ def unpack(path: Path, place: Path) -> dict[str, str]:
             return _unpack(_of_folder(path), path, place)
         with zipfile.ZipFile(path) as archive:
             return _unpack(_of_zip(archive, path), path, place)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+    except (*_DAMAGED, NotImplementedError) as error:
         raise NotRerunnable(f"{path} is damaged: {error}", REMEDY, code="crate.damaged") from None
     except OSError as error:
         raise NotRerunnable(
@@ -126,6 +129,8 @@ def _of_zip(archive: zipfile.ZipFile, path: Path) -> list[Member]:
         kind = stat.S_IFMT(entry.external_attr >> 16)
         if entry.flag_bits & 0x1:
             raise _hostile(path, f"{entry.filename!r} is encrypted")
+        if entry.compress_type not in _METHODS:
+            raise _hostile(path, f"{entry.filename!r} is compressed by a method that export= does not use")
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _hostile(path, f"{entry.filename!r} is a link, or no plain file")
         if entry.orig_filename != entry.filename:  # zipfile cuts a name at a NUL byte
@@ -169,7 +174,7 @@ def _write_out(member: Member, path: Path, place: Path) -> str:
                     raise _hostile(path, f"{member.name!r} is longer than it says")
                 hashed.update(piece)
                 file.write(piece)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except _DAMAGED as error:
         raise NotRerunnable(f"{path} is damaged: {member.name}: {error}", REMEDY, code="crate.member-damaged") from None
     return hashed.hexdigest()
 

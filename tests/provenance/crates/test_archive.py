@@ -111,6 +111,30 @@ def test_what_is_no_zip_is_said(tmp_path: Path) -> None:
         archive.unpack(tmp_path / "x.zip", tmp_path / "place")
 
 
+def test_a_name_that_is_not_what_it_says_is_damage(tmp_path: Path) -> None:
+    """One bit of a name beyond ASCII has turned."""
+    path = tmp_path / "crate.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("é.txt", b"")
+    whole = path.read_bytes()
+    places = {"crate.member-damaged": whole.index("é".encode()), "crate.damaged": whole.rindex("é".encode())}
+    for code, place in places.items():
+        turned = bytearray(whole)
+        turned[place + 1] ^= 0x80
+        path.write_bytes(turned)
+        with refused(code):
+            archive.unpack(path, tmp_path / f"unpacked {place}")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_methods_that_are_not_written_are_refused(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "crate.zip"
+    with zipfile.ZipFile(path, "w", method) as file:
+        file.writestr("file", b"content")
+    with refused("crate.refused", "compressed by a method"):
+        archive.unpack(path, tmp_path / "unpacked")
+
+
 def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
     files: dict[str, archive.Content] = {"b/c": b"2", "a": b"1", "big.bundle": bytes(5000)}
     archive.write(files, tmp_path / "one.zip")
