@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +29,7 @@ class Arguments:
 
     @property
     def files(self) -> list[str]:
-        return self.conf.split(",")
+        return entries(self.conf)
 
     @property
     def settings(self) -> Settings:
@@ -91,6 +92,14 @@ class Arguments:
                 f"{command} takes only {listed(takes, 'and') or 'nothing else'}, not {' '.join(unknown)}",
                 code="command.options",
             )
+
+
+def entries(conf: str) -> list[str]:
+    """The names and paths of a value of conf=, between commas; a file that has some in its path is one."""
+    with suppress(OSError):  # a long list is no path that can be looked for
+        if Path(conf).is_file():
+            return [conf]
+    return conf.split(",")
 
 
 _OUTPUT = ("output=json", "output=text")

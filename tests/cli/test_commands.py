@@ -192,3 +192,12 @@ def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, code: str, monkeyp
 def test_a_model_is_exported_alone() -> None:
     with refused("export.model-alone", "data=true"):
         export.run(Arguments("last", ("to=x", "model=true", "data=true"), 0.0))
+
+
+def test_a_file_with_commas_in_its_path_is_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "a,b" / "settings.yaml"
+    file.parent.mkdir()
+    file.touch()
+    given = {str(file): [str(file)], "a,b": ["a", "b"], ",".join("abc" * 2000): [*("abc" * 2000)]}
+    for conf, files in given.items():
+        assert Arguments("", (), 0.0, conf).files == files

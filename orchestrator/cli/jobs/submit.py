@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.arguments import Arguments
+from orchestrator.cli.arguments import Arguments, entries
 from orchestrator.cli.command_result import CommandResult
 from orchestrator.cli.jobs.templates import entry, kubernetes, slurm
 from orchestrator.cli.jobs.templates.entry import Submission
@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> CommandResult:
 def submission(conf: str, overrides: Sequence[str], name: str | None, project: str) -> Submission:
     """Checked as far as a launch can be without the place that it runs at. Raises UsageError."""
     entry.own_address(overrides)
-    settings = load(conf.split(","), overrides)
+    settings = load(entries(conf), overrides)
     members = resolve(settings).cluster.members
     chosen = entry.check_id(name or f"run-{secrets.token_hex(4)}")
     return Submission(
