@@ -3,31 +3,37 @@
 The names of `__all__` are public: CHANGELOG.md says what may change of them between versions.
 """
 
-from orchestrator import moved
-from orchestrator.api import (
-    Card,
-    Comparison,
-    Figures,
-    Rerun,
-    Run,
-    Staleness,
-    Sweep,
-    compare,
-    launch,
-    load_ensemble,
-    look,
-    rerun,
-    resume,
-    run,
-    runs,
-    staleness,
-    sweep,
-)
-from orchestrator.data.files.dataset import Files
-from orchestrator.data.files.packed import Packed
-from orchestrator.data.files.stream import Stream
-from orchestrator.errors import OrchestratorError
-from orchestrator.pipeline import Pipeline
+try:
+    from orchestrator import moved
+    from orchestrator.api import (
+        Card,
+        Comparison,
+        Figures,
+        Rerun,
+        Run,
+        Staleness,
+        Sweep,
+        compare,
+        launch,
+        load_ensemble,
+        look,
+        rerun,
+        resume,
+        run,
+        runs,
+        staleness,
+        sweep,
+    )
+    from orchestrator.data.files.dataset import Files
+    from orchestrator.data.files.packed import Packed
+    from orchestrator.data.files.stream import Stream
+    from orchestrator.errors import OrchestratorError
+    from orchestrator.pipeline import Pipeline
+except (ImportError, AttributeError) as error:
+    from orchestrator.common import shadowing
+
+    shadowing.tell(error)
+    raise
 
 __all__ = [
     "Card",

@@ -33,6 +33,18 @@ def told(error: BaseException) -> str | None:
     return None
 
 
+def tell(error: BaseException) -> None:
+    """Say which file may be the cause of a failed import of this package, where there is one: `python -m` ends with that, and
+    who imports it gets an ImportError."""
+    cause = told(error)
+    if cause is None:
+        return
+    if sys.argv[:1] == ["-m"]:  # as long as the package is being found
+        print(f"error: {cause}", file=sys.stderr)
+        sys.exit(2)
+    raise ImportError(cause) from error
+
+
 def _of_frames(frame: TracebackType | None) -> Iterator[str]:
     while frame is not None:
         yield frame.tb_frame.f_code.co_filename

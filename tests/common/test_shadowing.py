@@ -26,7 +26,7 @@ def test_what_was_imported_in_place_of_a_library_is_named(tmp_path: Path, monkey
     assert shadowing.told(OSError("a full disk")) is None
 
 
-@pytest.mark.parametrize("file", ["yaml.py", "orchestrator/data/points.csv"])
+@pytest.mark.parametrize("file", ["yaml.py", "random.py", "copy.py", "orchestrator/data/points.csv"])
 def test_a_command_says_so_without_a_traceback(tmp_path: Path, file: str) -> None:
     """The folder of a project called orchestrator hides what is installed to be edited."""
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,15 @@ def test_a_command_says_so_without_a_traceback(tmp_path: Path, file: str) -> Non
         [sys.executable, "-m", "orchestrator", "runs"], cwd=tmp_path, check=False, capture_output=True, text=True
     )
     assert "Traceback" not in done.stderr
-    if file == "yaml.py" or done.returncode:  # a package that is not installed to be edited comes first
+    if "/" not in file or done.returncode:  # a package that is not installed to be edited comes first
         assert done.returncode == 2
         assert done.stderr.startswith("error: ")
         assert str(tmp_path) in done.stderr
+
+
+def test_a_script_that_imports_the_package_is_told_which_file_it_is(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", "import orchestrator"], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert f"ImportError: {tmp_path / 'random.py'} is imported in place of the module random" in done.stderr
