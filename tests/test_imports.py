@@ -13,6 +13,7 @@ from tests.sources import PACKAGE, Source, package
 
 # Effects on a class or a table that the same module makes, and those that can be of use at no other time.
 ALLOWED = {
+    "__init__.py: Try": "of its own imports, of which one that a file of the project has hidden is named",
     "__init__.py: moved.install()": "old names of modules, which a promise keeps, are found by whoever imports them",
     "cluster/actors/host_turns.py: os.register_at_fork()": "of this module's own turns, which a forked process lets go",
     "comm/transports/shared_memory.py: _libc.mmap.restype": "of this module's own handle of libc",

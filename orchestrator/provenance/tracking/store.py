@@ -130,13 +130,15 @@ class Store:
         database = database_of(self.uri)
         home = (database.parent if database else folder).resolve()
         self._artifacts = (home / "artifacts").as_uri()
-        self._lock = None if is_server(self.uri) else home / "mlflow.lock"
+        is_read_only = _is_read_only(home)
+        self._lock = None if is_server(self.uri) or is_read_only else home / "mlflow.lock"
         self._database: Path | None = None  # one that was there, or whose tables were kept
         _silence()
         with self.usable(), self._locked():
             if database is not None and database.exists():
                 self._database = database
-                rebase(database, home / "artifacts", self._locations)
+                if not is_read_only:
+                    rebase(database, home / "artifacts", self._locations)
             elif database is None:
                 self.client = self._of_mlflow()
             elif empty.place(database, self._artifacts):
@@ -482,6 +484,14 @@ def _make_tables(uri: str, artifacts: str) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         SqlAlchemyStore(as_opened(uri), artifacts)  # type: ignore[no-untyped-call]
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Whether nobody writes there from this machine."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except FileNotFoundError:  # not yet
+        return False
 
 
 def infinite(value: float) -> float:

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +66,22 @@ def test_a_copy_finds_its_own_artifacts_and_runs_are_found_by_name(tmp_path: Pat
     store.client.delete_experiment(store.experiment("e"))
     with refused("mlflow.experiment-deleted", "--experiment-id 1"):
         store.experiment("e")
+
+
+@pytest.mark.slow
+def test_runs_of_a_copy_that_nobody_can_write_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as on a medium or a mount that is read-only: there is no lock, and the places of artifacts stay."""
+    original, copy = tmp_path / "here" / ".orchestrator", tmp_path / "there" / ".orchestrator"
+    original.mkdir(parents=True)
+    run_id = _run_with_artifact(original)
+    shutil.copytree(original, copy)
+    (copy / "mlflow.lock").unlink()
+    before = (copy / "mlflow.db").read_bytes()
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    store = Store.with_run(None, copy, run_id)
+    assert store.find("last").run_id == run_id
+    assert (copy / "mlflow.db").read_bytes() == before
+    assert not (copy / "mlflow.lock").exists()
 
 
 @pytest.mark.slow
