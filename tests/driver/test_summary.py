@@ -82,7 +82,8 @@ def test_memory_beside_activations_is_told_by_what_it_is_for() -> None:
         "40 MB reserved at the end, 9 MB of it for graphs, largest free block 0 bytes; beside activations 28 bytes a "
         "parameter: parameters 4 MB, optimizer's state 8 MB, gradients 4 MB, sums 12 MB\n"
     ) in summary.text(outcome, "digits", "1 worker", "r1", "look")
-    told["contributions"] = 6e6
+    told |= {"contributions": 6e6, "per_parameter": 6_310.4}
+    assert "beside activations 6,310 bytes a parameter: " in summary.text(outcome, "digits", "1 worker", "r1", "look")
     assert "sums 12 MB, contributions that are held 6 MB\n" in summary.text(outcome, "digits", "1 worker", "r1", "look")
 
 

@@ -84,7 +84,7 @@ def _beside_activations(told: Mapping[str, float]) -> str:
     if told.get("contributions"):
         names["contributions"] = "contributions that are held"
     parts = ", ".join(f"{words} {sized(told[name])}" for name, words in names.items())
-    return f"; beside activations {told['per_parameter']:.3g} bytes a parameter: {parts}"
+    return f"; beside activations {three_digits(told['per_parameter'])} bytes a parameter: {parts}"
 
 
 def not_recorded(why: str, run_id: str, uri: str | None, noun: str = "run") -> str:
