@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.experiments.rerun.repeater import Reached, _variables
+from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
 from orchestrator.experiments.rerun.run import why_not
 from orchestrator.provenance.tracking import Past
 
@@ -57,3 +58,21 @@ def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -
     found = _variables(original, tmp_path, {"SCALE": "3", "MODE": "fast", "TOKEN": "here", "HOME": "/home"})
     assert found == {"SCALE": "2", "TOKEN": "here", "HOME": "/home"}
     assert original.obstacles == ["TOKEN: masked"]
+
+
+def test_a_verdict_that_one_run_does_not_take_is_noted_at_the_other(tmp_path: Path) -> None:
+    """The original is a run of others, which this user may only read: that is told once."""
+    noted: list[str] = []
+
+    class ReadOnly:
+        def tag(self, run_id: str, _: object) -> None:
+            if run_id == "theirs":
+                raise OSError("403 Forbidden\nResponse text")
+            noted.append(run_id)
+
+    said = SimpleNamespace(say=noted.append)
+    repeater = Repeater(tmp_path, tmp_path, cast("Any", ReadOnly()), cast("Any", None), (), cast("Any", said))
+    repeater.tag({"theirs": {"verdict": "exact"}, "mine": {"verdict": "exact"}})
+    repeater.tag({"theirs": {"verdict_by": "mine"}})
+    told = "warning: MLflow did not take all of the rerun's outcome for run theirs: 403 Forbidden"
+    assert noted == [told, "mine"]

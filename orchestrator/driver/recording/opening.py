@@ -47,7 +47,7 @@ def open_record(
     with phases.of("MLflow"):
         store = Store(settings.tracking.uri, folder)
         _ = store.client
-    with phases.of("run in the store"), store.usable():
+    with phases.of("run in the store"), store.usable_experiment(settings.run.experiment):
         experiment_id = store.experiment(settings.run.experiment)
         sent = unsent.send(store)  # before orphans are looked for: a run that is not told as ended looks like one
         orphans = store.mark_orphans(experiment_id, partial(is_driven, folder))
@@ -82,7 +82,7 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     """Go on with a run that was left; its folder is leased already. since: the step from which it is computed again. Raises
     ConfigurationError."""
     inputs, obstacles = provenance.inputs, provenance.obstacles  # before the run in the store is touched
-    with store.usable():
+    with store.usable(f"run {files.path.name}"):
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=since)
         orphans = store.mark_orphans(tracker.experiment_id, partial(is_driven, files.path.parent))
     for of_error in (files.error, files.memory):

@@ -28,7 +28,7 @@ from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import node
-from orchestrator.provenance.tracking import Store, is_server
+from orchestrator.provenance.tracking import Store, is_server, store_errors
 from orchestrator.records.input_audit import differing, settable
 
 _EXIT = {"exact": 0, "audited": 0, "diverged": 3, "inputs-differ": 4, None: 1}
@@ -48,6 +48,9 @@ class Repeater:
     carried: Mapping[str, Path] | None = None
     rebuilt: Rebuilt | None = None  # environment to repeat it in; None for the one that runs here
     made: Mapping[str, Path] = field(default_factory=dict)  # path -> place of the data that its stages made again
+    unwritten: set[str] = field(
+        default_factory=set
+    )  # runs in the store that did not get all of the outcome, which was told
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
@@ -172,28 +175,35 @@ class Repeater:
 
     def tag(self, tags: Mapping[str, Mapping[str, str]]) -> None:
         """run id -> its new tags."""
-        try:
-            for run_id, new in tags.items():
+        for run_id, new in tags.items():
+            with self._written(run_id):
                 self.store.tag(run_id, new)
-        except Exception as error:  # MLflow's, requests': the verdict stands in the folder
-            self.display.say(f"warning: MLflow did not take the tags of the rerun: {error}")
 
     def describe(self, sentences: Mapping[str, str]) -> None:
         """run id -> what the rerun has shown of it, for its description."""
-        try:
-            for run_id, sentence in sentences.items():
+        for run_id, sentence in sentences.items():
+            with self._written(run_id):
                 before = self.store.client.get_run(run_id).data.tags.get(description.TAG, "")
                 self.store.tag(run_id, {description.TAG: description.reproduced(before, sentence)})
-        except Exception as error:  # as above
-            self.display.say(f"warning: MLflow did not take the verdict of the rerun: {error}")
 
     def keep(self, places: Mapping[str, str], file: Path) -> None:
         """Log a file as an artifact: run id -> the folder of its artifacts."""
-        try:
-            for run_id, place in places.items():
+        for run_id, place in places.items():
+            with self._written(run_id):
                 self.store.client.log_artifact(run_id, str(file), place)
-        except Exception as error:
-            self.display.say(f"warning: MLflow did not take the verdict: {error}")
+
+    @contextmanager
+    def _written(self, run_id: str) -> Iterator[None]:
+        """Inside the block, the rerun is noted at this run in the store. If that fails, such as at a run of others that may be
+        read alone, it is told once, and the other run gets its part."""
+        try:
+            yield
+        except Exception as error:  # MLflow's, requests': the verdict stands in the folder
+            if run_id not in self.unwritten:
+                self.unwritten.add(run_id)
+                self.display.say(
+                    f"warning: MLflow did not take all of the rerun's outcome for run {run_id}: {store_errors.reason(error)}"
+                )
 
 
 class Reached:

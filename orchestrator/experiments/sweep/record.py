@@ -128,7 +128,7 @@ class SweepRecord:
         ConfigurationError when the store cannot be opened."""
         run, tracking = sweep.settings.run, sweep.settings.tracking
         store = Store(tracking.uri, folder)
-        with store.usable():
+        with store.usable_experiment(run.experiment):
             experiment_id = store.experiment(run.experiment)
             store.mark_orphans(experiment_id, partial(is_driven, folder))
             name = redactor(sweep.settings).setting("run.name", run.name) or sweep.kind
@@ -153,7 +153,7 @@ class SweepRecord:
     @classmethod
     def reopen(cls, sweep: Sweep, store: Store, files: SweepFolder) -> SweepRecord:
         """Go on with a sweep that was left; its folder is leased already."""
-        with store.usable():
+        with store.usable(f"run {files.path.name}"):
             tracker = Tracker.reopen(store, files.path.name, every_s=sweep.settings.tracking.every_s)
             store.mark_orphans(tracker.experiment_id, partial(is_driven, files.path.parent))
         return cls(sweep, store, tracker, files)

@@ -6,7 +6,7 @@ import os
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.tracking.addresses import absolute, database_of, is_server
-from orchestrator.provenance.tracking.health import is_well
+from orchestrator.provenance.tracking.health import is_open
 from orchestrator.provenance.tracking.store import client_of
 from orchestrator.records import redaction
 
@@ -14,7 +14,7 @@ from orchestrator.records import redaction
 def ask(uri: str | None) -> None:
     """Raises ConfigurationError as a launch does. uri: as `tracking.uri` gives it; None for the project's own store. Databases
     other than SQLite's are not asked: MLflow makes their tables as it opens them."""
-    if uri is None or (is_server(uri) and is_well(uri)):
+    if uri is None or (is_server(uri) and is_open(uri)):
         return
     place = absolute(uri)
     database = database_of(place)

@@ -14,6 +14,7 @@ import pwd
 import shutil
 import socket
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -198,9 +199,13 @@ class Store:
         """Its address in messages, which logs keep: without credentials."""
         return redaction.text(self.uri)
 
-    def usable(self) -> AbstractContextManager[None]:
-        """Inside the block, a store that refuses what it is asked for is a ConfigurationError."""
-        return store_errors.usable(self.uri)
+    def usable(self, wanted: str | None = None) -> AbstractContextManager[None]:
+        """Inside the block, a store that refuses what it is asked for is a ConfigurationError. wanted: that, in words."""
+        return store_errors.usable(self.uri, wanted)
+
+    def usable_experiment(self, name: str) -> AbstractContextManager[None]:
+        """Likewise, where runs of this experiment are written."""
+        return self.usable(f"experiment {name} (run.experiment)")
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created when it is new, with artifacts in the project's folder. Raises ConfigurationError
@@ -320,16 +325,20 @@ class Store:
             )
 
     def _stage(self, run_id: str) -> str:
-        """MLflow's lifecycle stage of the run; empty where there is no such run."""
+        """MLflow's lifecycle stage of the run; empty where there is no such run. Raises ConfigurationError for a run that this
+        user may not see: a search leaves it out."""
         if self._database is not None and (stage := tables.stage(self._database, run_id)) is not None:
             return stage
         client = self.client.mlflow
         from mlflow.exceptions import MlflowException
 
-        try:
-            return str(client.get_run(run_id).info.lifecycle_stage)
-        except MlflowException:
-            return ""
+        with self.usable(f"run {run_id}"):
+            try:
+                return str(client.get_run(run_id).info.lifecycle_stage)
+            except MlflowException as error:
+                if store_errors.is_forbidden(error):
+                    raise
+                return ""
 
     def fetch(self, run_id: str, folder: str, target: Path) -> None:
         """Bring the run's artifacts under `folder` into `target`, those that are not there. Raises ConfigurationError when they
@@ -451,7 +460,9 @@ def orphaned(run_id: str) -> str:
 
 
 def _silence() -> None:
-    """No telemetry, no git calls, no banner, no progress bars, no addresses; before MLflow is imported."""
+    """No telemetry, no git calls, no banner, no progress bars, no addresses; before MLflow is imported. A server whose
+    certificate nobody is to check (`MLFLOW_TRACKING_INSECURE_TLS`) is warned of once and not with each request."""
+    warnings.filterwarnings("once", message="Unverified HTTPS request")
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["DO_NOT_TRACK"] = "true"
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"

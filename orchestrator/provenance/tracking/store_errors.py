@@ -16,6 +16,9 @@ from orchestrator.records import redaction
 
 _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
 _DENIED = re.compile(r"failed with error code 40[13] ")  # so MLflow tells an answer that it does not read
+_OF_TLS = re.compile(r"SSLError\(|suitable TLS CA certificate bundle")
+_TLS_SAID = re.compile(r"\[[^\]']+\] ([^']+?) \(_ssl\.c")  # OpenSSL, by way of Python
+_NO_CERTIFICATES = re.compile(r"TLS CA certificate bundle, invalid path: (\S+)")
 _STATUS = re.compile(r"failed with error code (\d{3}) |too many (\d{3}) error responses")  # likewise
 _BODY = re.compile(r"Response body: '([^<\s][^\n]{0,80})'$")  # of an answer that is no page
 _NO_MODELS = re.compile(r"endpoint \S*/logged-models\S* failed with error code 404 ")
@@ -23,23 +26,37 @@ _NOT_OF_MLFLOW = "the response body was not in a valid JSON format"
 # Each other request gets the same answer: nobody is logged in, there is too much to do, or nobody is behind the gateway.
 _OF_ANY_REQUEST = frozenset({401, 407, 408, 425, 429, 502, 503, 504})
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # answers that may be others in a moment
+_ANOTHER_USER = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of a user who may"
 _BROKEN = ("RemoteDisconnected", "Connection reset by peer", "IncompleteRead")
 
 
 @contextmanager
-def usable(uri: str) -> Iterator[None]:
-    """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy."""
+def usable(uri: str, wanted: str | None = None) -> Iterator[None]:
+    """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy. wanted: what is
+    used there, if not all users of a server may."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, (sqlite3.Error, OSError, ValueError)) and not is_of_mlflow(error):
             raise
         named = redaction.text(uri)
+        if wanted is not None and is_forbidden(error):
+            raise ConfigurationError(
+                [f"tracking.uri: this user may not use {wanted} of the MLflow server {named}: {reason(error)}"],
+                f"ask who manages it for the right to, or {_ANOTHER_USER}",
+                code="mlflow.forbidden",
+            ) from error
         if is_denial(error):
             raise ConfigurationError(
                 [f"tracking.uri: the MLflow server {named} refuses this user: {reason(error)}"],
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of a user who may",
+                _ANOTHER_USER,
                 code="mlflow.denied",
+            ) from error
+        if _OF_TLS.search(str(error)):
+            raise ConfigurationError(
+                [f"tracking.uri: the MLflow server {named} cannot be used: {reason(error)}"],
+                "name a file with the certificate of its authority with MLFLOW_TRACKING_SERVER_CERT_PATH, or mend its address",
+                code="mlflow.tls",
             ) from error
         if is_server(uri):
             what, remedy = f"the MLflow server {named} cannot be used", "start it, mend its address, or"
@@ -63,6 +80,11 @@ def is_of_mlflow(error: BaseException) -> bool:
 def is_denial(error: BaseException) -> bool:
     """Whether a server does not let this user in, or do what was asked."""
     return _code(error) in ("PERMISSION_DENIED", "UNAUTHENTICATED") or _DENIED.search(str(error)) is not None
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether a server knows this user, who may not do what was asked."""
+    return _code(error) == "PERMISSION_DENIED" or status_of(error) == HTTPStatus.FORBIDDEN
 
 
 def is_refusal(error: Exception) -> bool:
@@ -116,8 +138,12 @@ def reason(error: BaseException) -> str:
         return "no answer from the server: there is something else at its address, such as a page to log in"
     if "IncompleteRead" in lines[0]:
         return "no answer from the server: it broke off"
+    if found := _NO_CERTIFICATES.search(lines[0]):
+        return f"there is no file with certificates at {found[1]}"
     if "Max retries exceeded with url" not in lines[0]:
         return lines[0]
+    if _OF_TLS.search(lines[0]) and (found := _TLS_SAID.search(lines[0])):
+        return f"no answer from the server: TLS: {found[1]}"
     if "RemoteDisconnected" in lines[0]:
         return "no answer from the server: it closed the connection"
     if "ProxyError" in lines[0]:

@@ -30,7 +30,7 @@ from orchestrator.provenance.tracking.store import (
     identity_of_process,
     infinite,
 )
-from orchestrator.provenance.tracking.store_errors import has_answered, is_passing, is_refusal, reason
+from orchestrator.provenance.tracking.store_errors import has_answered, is_forbidden, is_passing, is_refusal, reason
 from orchestrator.provenance.tracking.uploads import NotThere, Sizes
 
 if TYPE_CHECKING:
@@ -241,9 +241,12 @@ class Tracker:
             is_alive = is_refusal(error) and self._client.get_run(self.run_id).info.lifecycle_stage == "active"
             if not is_alive:  # of a run that was deleted everything is refused, until it is brought back
                 raise
-            refused = f"{what} ({reason(error)})"
-            if refused not in self.refused:
-                self.refused.append(refused)
+            self._refuse(what, error)
+
+    def _refuse(self, what: str, error: Exception) -> None:
+        refused = f"{what} ({reason(error)})"
+        if refused not in self.refused:
+            self.refused.append(refused)
 
     def notes(self) -> list[str]:
         """The news about names that are others in MLflow, and about refused items."""
@@ -325,7 +328,7 @@ class Tracker:
         """Raises what MLflow raises."""
         match item:
             case {"tag": [run_id, key, value]}:
-                self._client.set_tag(run_id, key, value)
+                self._set_tag(run_id, key, value)
             case {"inputs": found}:
                 self._send_inputs(found)
             case {"artifact": [name, folder]}:
@@ -341,6 +344,15 @@ class Tracker:
                     )()
             case {"end": status, "ms": ms}:
                 self._client.set_terminated(self.run_id, status, ms)
+
+    def _set_tag(self, run_id: str, key: str, value: str) -> None:
+        """Runs of others may be read and not written: this one is whole without a tag there. Raises what MLflow raises."""
+        try:
+            self._client.set_tag(run_id, key, value)
+        except Exception as error:
+            if run_id == self.run_id or not is_forbidden(error):
+                raise
+            self._refuse(f"tag {key} of run {run_id}", error)
 
     def _upload(self, item: Item, path: Path, folder: str) -> None:
         """Raises what MLflow raises, OSError."""

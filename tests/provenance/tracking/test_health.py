@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from orchestrator.provenance.tracking import health
-from orchestrator.provenance.tracking.health import is_well
+from orchestrator.provenance.tracking.health import is_open, is_well
 
 
 @contextmanager
@@ -51,6 +51,21 @@ def test_a_server_that_is_well_says_so_below_its_own_path_and_without_credential
 def test_what_else_a_server_may_answer_says_nothing(status: int, text: bytes) -> None:
     with answering(status, text) as (address, _):
         assert not is_well(f"http://{address}")
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (200, b'{"experiments": []}', True),
+        (401, b"{}", False),
+        (200, b"<html>Sign in</html>", False),
+        (200, b"", False),
+    ],
+)
+def test_a_server_is_open_if_everybody_may_read_its_experiments(status: int, text: bytes, expected: bool) -> None:
+    with answering(status, text) as (address, asked):
+        assert is_open(f"http://someone:word@{address}/mlflow/") is expected
+    assert asked == ["/mlflow/api/2.0/mlflow/experiments/search?max_results=1"]
 
 
 def test_who_does_not_answer_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.exceptions import MlflowException, RestException
@@ -37,6 +39,83 @@ def test_a_user_whom_a_server_does_not_let_in_is_told_apart(error: Exception, co
         fail()
     assert "hush" not in str(caught.value)
     assert ("MLFLOW_TRACKING_PASSWORD" in caught.value.remedy) == (code == "mlflow.denied")
+
+
+_VERIFY = "SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: {} (_ssl.c:1006)')"
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (_VERIFY.format("unable to get local issuer certificate"), "unable to get local issuer certificate"),
+        (
+            'SSLError(136, "[X509: NO_CERTIFICATE_OR_CRL_FOUND] no certificate or crl found (_ssl.c:4154)")',
+            "or crl found",
+        ),
+        ('SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")', "TLS: wrong version number"),
+    ],
+)
+def test_a_server_whose_certificate_is_not_trusted_is_told_apart_in_a_line(cause: str, told: str) -> None:
+    error = _of_retries(f"SSLError({cause})")
+
+    def fail() -> None:
+        raise error
+
+    with refused("mlflow.tls", told) as caught, store_errors.usable(_SERVER):
+        fail()
+    assert "Caused by" not in str(caught.value)
+    assert "MLFLOW_TRACKING_SERVER_CERT_PATH" in caught.value.remedy
+    assert not store_errors.has_answered(error)
+
+
+def test_a_certificate_that_nobody_checks_is_warned_of_once(tmp_path: Path) -> None:
+    """urllib3 warns with each request, of which a run makes hundreds."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Store(None, tmp_path)
+        for _ in range(3):
+            warnings.warn("Unverified HTTPS request is being made to host 'of-this-test'", stacklevel=1)
+    assert len(seen) == 1
+
+
+def test_a_file_of_certificates_that_is_not_there_is_named() -> None:
+    error = MlflowException(
+        "API request to https://h failed with exception "
+        "Could not find a suitable TLS CA certificate bundle, invalid path: /a/b.pem"
+    )
+    assert store_errors.reason(error) == "there is no file with certificates at /a/b.pem"
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, "mlflow.denied"), (403, "mlflow.forbidden")])
+def test_what_a_known_user_may_not_use_is_named(status: int, code: str) -> None:
+    error = MlflowException(f"{_ENDPOINT} {status} != 200. Response body: 'Permission denied'")
+
+    def fail() -> None:
+        raise error
+
+    with refused(code, "http://mlflow.example:5000") as caught, store_errors.usable(_SERVER, "experiment shared"):
+        fail()
+    assert "hush" not in str(caught.value)
+    assert ("experiment shared" in str(caught.value)) == (status == 403)
+    assert "MLFLOW_TRACKING_PASSWORD" in caught.value.remedy
+
+
+def test_a_run_that_this_user_may_not_see_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server leaves it out where runs are listed."""
+
+    class Hiding:
+        def get_run(self, _: str) -> Any:
+            raise MlflowException(
+                "API request to endpoint /x failed with error code 403 != 200. Response body: 'Denied'"
+            )
+
+    monkeypatch.setattr("orchestrator.provenance.tracking.store.client_of", lambda _: Hiding())
+    store = Store(_SERVER, tmp_path)
+    monkeypatch.setattr(store, "past", list)
+    with refused("mlflow.forbidden", "run 0123abcd"):
+        store.find("0123abcd")
 
 
 def _of_upload(status: int) -> HTTPError:

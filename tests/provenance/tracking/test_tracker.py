@@ -286,6 +286,31 @@ def test_what_a_gateway_took_in_the_place_of_the_server_is_sent_again(
     assert (trouble(tracker), client.has, client.said, pauses) == (None, everything, ["FINISHED"], [1.0])
 
 
+class OfOthers(Client):
+    """Lets this user write the run `r` and read all."""
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        if run_id != "r":
+            raise MlflowException(
+                "API request to endpoint /x failed with error code 403 != 200. Response body: 'Denied'"
+            )
+        super().set_tag(run_id, key, value)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_run_is_whole_without_a_tag_on_a_run_of_others(tmp_path: Path) -> None:
+    """Else it lacks something for ever, which no later launch can send."""
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", OfOthers())
+    tracker.tag_other("q", "confirms", "r")
+    tracker.tag("confirms", "q")
+    tracker.end("FINISHED")
+    assert (tracker.trouble, client.said) == (None, [("confirms", "q"), "FINISHED"])
+    (note,) = tracker.notes()
+    assert note.startswith("MLflow refuses tag confirms of run q (the server answers 403 (Forbidden): Denied)")
+    assert not (tmp_path / "r" / FILE).exists()
+
+
 class Old(Gateway):
     """A server before MLflow 3, whose artifacts MLflow 3 cannot list."""
 
