@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,7 +132,23 @@ def test_what_goes_on_failing_is_told_with_the_load(folders: Path, monkeypatch: 
     assert caught.value.remedy is not None
     assert "this machine is busy (load 1000000 on " in caught.value.remedy
     assert "raise cluster.start_timeout_s" in caught.value.remedy
+    assert "error.txt" not in caught.value.remedy
     assert len(made) == 3
+    assert list(folders.iterdir()) == []
+
+
+def test_the_last_words_of_a_ray_that_did_not_start_are_kept(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(_address: str, *, _temp_dir: str, **_options: Any) -> None:
+        logs = Path(_temp_dir, "session_1", "logs")
+        logs.mkdir(parents=True)
+        (logs / "raylet.err").write_text("no room\n")
+        raise RuntimeError("the raylet ended")
+
+    monkeypatch.setattr(local, "enter", enter)
+    with refused("ray.not-started") as caught:
+        LocalRay(2.0, 60.0).__enter__()
+    assert "error.txt of the run has the last lines" in str(caught.value.remedy)
+    assert caught.value.details == "the raylet ended\n\nraylet.err:\nno room"
     assert list(folders.iterdir()) == []
 
 
@@ -155,8 +172,10 @@ def test_a_machine_that_is_not_busy_is_not_called_so() -> None:
     assert local._busy(2.0, 2) == ""
 
 
-def ray_node(*dead: str) -> Any:
-    return SimpleNamespace(gcs_address="here:1", _node_id="n", dead_processes=lambda: [(kind, None) for kind in dead])
+def ray_node(**dead: int | None) -> Any:
+    """dead: their exit status, None where it is not known."""
+    ended = [(kind, SimpleNamespace(returncode=code)) for kind, code in dead.items()]
+    return SimpleNamespace(gcs_address="here:1", _node_id="n", dead_processes=lambda: ended)
 
 
 def registers_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,10 +213,11 @@ def test_a_ray_that_was_not_tested_waits_for_its_raylet_by_itself(monkeypatch: p
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_raylet_that_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "how"), [(None, ""), (-signal.SIGXFSZ, ", killed by SIGXFSZ")])
+def test_a_raylet_that_ended_is_not_waited_for(code: int | None, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     registers_late(monkeypatch)
-    with pytest.raises(RuntimeError, match=r"^the raylet of the private Ray ended while it started$"):
-        local._await_raylet(ray_node("reaper", "raylet"), 60.0, lambda: None)
+    with pytest.raises(RuntimeError, match=f"^the raylet of the private Ray ended while it started{how}$"):
+        local._await_raylet(ray_node(reaper=0, raylet=code), 60.0, lambda: None)
 
 
 @pytest.mark.usefixtures("clock")

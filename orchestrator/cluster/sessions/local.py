@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 from orchestrator.cluster.forkserver.launch_server import LaunchServer
 from orchestrator.cluster.ray_calls import shut_down
 from orchestrator.cluster.sessions import agent, folders, listening, metrics, workers
-from orchestrator.cluster.sessions.diagnosis import Diagnosis, diagnose, how
+from orchestrator.cluster.sessions.diagnosis import Diagnosis, diagnose, how, last_words
 from orchestrator.cluster.sessions.environment import (
     enter,
     outliving,
@@ -102,12 +102,14 @@ class LocalRay:
                 self._start()
                 return self
             except BaseException as error:
+                logs = None if self._folder is None else folders.logs(self._folder)
+                said = "" if logs is None else last_words(logs)
                 self._end()
                 if isinstance(error, OrchestratorError) or not isinstance(error, Exception):
                     raise
                 passed = time.monotonic() - began
                 if tries == _TRIES or passed >= self._start_timeout_s:
-                    raise _not_started(error, tries, passed) from error
+                    raise _not_started(error, tries, passed, said) from error
         raise AssertionError("the last try returns or raises")
 
     def _start(self) -> None:
@@ -153,7 +155,7 @@ class LocalRay:
         """Which of its two processes has ended by itself: the members do not outlive them for long, and no other can be
         started. An untested Ray is not asked; the members it takes along are lost then."""
         ended = self._ended()
-        return None if ended is None else f"{ended[0]} has ended" + ("" if ended[1] is None else f", {how(ended[1])}")
+        return None if ended is None else f"{ended[0]} has ended{_how(ended[1])}"
 
     def diagnosis(self) -> Diagnosis:
         """The facts that are known of its end, and of that of members."""
@@ -164,20 +166,18 @@ class LocalRay:
         if ended is None or self._folder is None:
             return Diagnosis(oom_kills=kills)
         load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-        self._known_end = diagnose(ended[1], kills, load, cores, folders.logs(self._folder))
+        self._known_end = diagnose(_status(ended[1]), kills, load, cores, folders.logs(self._folder))
         return self._known_end
 
-    def _ended(self) -> tuple[str, int | None] | None:
-        """Name and exit status of the first of its processes that has ended; None while both live."""
+    def _ended(self) -> tuple[str, Any] | None:
+        """Name and process of the first of its processes that has ended; None while both live."""
         if not tested_versions.RAY.is_here:
             return None
         from ray._private import worker
 
         node = worker._global_node
         dead: dict[str, Any] = {} if node is None else dict(node.dead_processes())
-        return next(
-            ((name, getattr(dead[kind], "returncode", None)) for kind, name in _VITAL.items() if kind in dead), None
-        )
+        return next(((name, dead[kind]) for kind, name in _VITAL.items() if kind in dead), None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -191,6 +191,17 @@ class LocalRay:
             self._server = None
         if self._folder is not None:
             folders.remove(self._folder)
+
+
+def _status(process: Any) -> int | None:
+    code: int | None = getattr(process, "returncode", None)
+    return code
+
+
+def _how(process: Any) -> str:
+    """How it ended, behind a comma; empty where that is not known."""
+    code = _status(process)
+    return "" if code is None else f", {how(code)}"
 
 
 def _refuse_strangers(known: Collection[str]) -> None:
@@ -213,13 +224,15 @@ def _taken(port: int) -> ClusterUnavailable:
     )
 
 
-def _not_started(error: Exception, tries: int, seconds: float) -> ClusterUnavailable:
+def _not_started(error: Exception, tries: int, seconds: float, said: str) -> ClusterUnavailable:
+    """said: the last words of its logs."""
     why = (str(error).splitlines() or [repr(error)])[0]
     busy = _busy(os.getloadavg()[0], len(os.sched_getaffinity(0)))
     return ClusterUnavailable(
         f"Ray could not be started ({tries} {'try' if tries == 1 else 'tries'} in {seconds:.0f} s): {why}",
-        f"{busy}raise cluster.start_timeout_s; look at memory, disk and open files of this machine",
-        str(error),
+        f"{busy}raise cluster.start_timeout_s; look at memory, disk and open files of this machine"
+        + ("; error.txt of the run has the last lines of the logs of Ray" if said else ""),
+        "\n\n".join(filter(None, [str(error), said])),
         code="ray.not-started",
     )
 
@@ -257,9 +270,9 @@ def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> Non
                 return
         except Exception as error:  # the head is too busy to say
             why = error
-        ended = [_VITAL[kind] for kind, _ in node.dead_processes() if kind in _VITAL]
-        if ended:
-            raise RuntimeError(f"{ended[0]} ended while it started") from why
+        for kind, process in node.dead_processes():
+            if kind in _VITAL:
+                raise RuntimeError(f"{_VITAL[kind]} ended while it started{_how(process)}") from why
         check()
         if time.monotonic() > deadline:
             raise TimeoutError(f"{_VITAL['raylet']} was not up after {timeout_s:g} s") from why
