@@ -815,6 +815,27 @@ def test_a_pause_that_nobody_ends_ends_the_run() -> None:
     assert "no such image" in str(play.error())
 
 
+def test_a_pause_of_the_driver_does_not_end_a_run_that_waits_or_is_being_saved() -> None:
+    """Such as a store that answers after minutes."""
+    play = begun(requirements(least=2))
+    play(Died(0, ""), left(1, 5), NoRoom(2, "no CPU"))
+    play.now += 1000.0
+    play(Tick())
+    assert play.state.phase == "paused"
+    play.wait(55.0)
+    assert play.state.phase == "paused"
+    play.wait(8.0)
+    assert isinstance(play.error(), WorkerLost)
+    play = begun(requirements())
+    play(Interrupt("SIGINT"), left(0, 6, "stop"), left(1, 6, "stop"))
+    assert play.state.phase == "saving"
+    play.now += 1000.0
+    play(Tick())
+    assert play.state.phase == "saving"
+    play(CheckpointSaved(6))
+    assert "the newest checkpoint holds 6 steps" in str(play.error())
+
+
 # ---- ending
 
 

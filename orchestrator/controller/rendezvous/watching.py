@@ -38,10 +38,12 @@ def watch(decision: Decision) -> None:
 
 
 def _forgive_own_pause(decision: Decision) -> None:
-    """Do not count the driver's own pause as silence of members: a long time between two ticks counts as `LISTEN_S`."""
+    """Do not count the driver's own pause as silence of members, nor as a part of the phase: a long time between two ticks
+    counts as `LISTEN_S`."""
     pause = decision.now - decision.state.listened - LISTEN_S
     decision.set(listened=decision.now)
     if pause > 0:
+        decision.set(since=min(decision.now, decision.state.since + pause))
         for member in decision.state.members.values():
             decision.update(
                 member.id, heard=min(decision.now, member.heard + pause), moved=min(decision.now, member.moved + pause)
