@@ -246,10 +246,30 @@ def test_the_last_entries_of_a_member_are_those_before_its_answer(monkeypatch: p
 
     caller = Called(flush=flush)
     answering(caller)
-    assert held.drain(0) == [{"printed": "a"}, {"printed": "b"}]
+    assert held.drain([0]) == {0: [{"printed": "a"}, {"printed": "b"}]}
     assert told(held) == [("entries", ["of another one"])]
     monkeypatch.setattr(members, "_DRAIN_S", 0.0)
-    assert held.drain(1) == []
+    assert held.drain([1]) == {}
+    held._learn(1, held._members[1], {"pid": None, "node": NODE})
+    assert held.drain([1]) == {1: []}
+
+
+def test_many_that_are_silent_hold_up_the_end_of_a_run_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as workers that stand in a call that lets no other thread on. Workers for which there was no room are not waited
+    for: a run that might have grown took five seconds more for each."""
+    held = members_on(DoubleOfRay(), monkeypatch)
+    for member in range(1, 9):
+        held.start(member, "worker", ActorPlacement(None, {}))
+    gathered: list[float] = []
+    monkeypatch.setattr(held, "_gather", gathered.append)
+    assert held.drain(range(1, 9)) == {}
+    assert gathered == []
+    for member in range(1, 9):
+        held._learn(member, held._members[member], {"pid": None, "node": NODE})
+    now = iter(range(100))
+    monkeypatch.setattr(members, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    assert held.drain(range(1, 9)) == {member: [] for member in range(1, 9)}
+    assert next(now) < 2 * members._DRAIN_S + 5
 
 
 @pytest.mark.slow

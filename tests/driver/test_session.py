@@ -122,8 +122,8 @@ class Script:
             raise WorkerLost("the trained weights were lost")
         Weights({f"of {member}": torch.ones(member + 1)}).write(Path(path))
 
-    def drain(self, member: int) -> list[dict[str, Any]]:
-        return self.last_words.get(member, [])
+    def drain(self, members: Iterable[int]) -> dict[int, list[dict[str, Any]]]:
+        return {member: self.last_words.get(member, []) for member in members}
 
 
 def prepared(member: int, *, shard_state: bool = False, node: str = "n") -> MemberMessage:

@@ -323,18 +323,29 @@ class Members:
             if message.kind == "entries":
                 self._acknowledge(message.member, number)
 
-    def drain(self, member: int) -> list[dict[str, Any]]:
-        """The entries that are still in the member's queue after its last answer."""
-        with contextlib.suppress(CallFailed, _Unanswered):
-            self._answer_of(member, "flush", timeout_s=_DRAIN_S)
+    def drain(self, members: Iterable[int]) -> dict[int, list[dict[str, Any]]]:
+        """By member, the entries that are still in its queue after its last answer. All are asked at once: many may be silent.
+        Those for which Ray has found no room yet have said nothing."""
+        placed = [member for member in members if self._members[member].node is not None]
+        asked = {member: self._call(member, "flush", awaited=True) for member in placed}
+        deadline = time.monotonic() + _DRAIN_S
+        while any(map(self._is_owed, asked, asked.values())) and time.monotonic() < deadline:
+            self._gather(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+        for member, number in asked.items():
+            del self._members[member].awaited[number]
         waiting, self._messages = self._messages, deque()
-        entries: list[dict[str, Any]] = []
+        entries: dict[int, list[dict[str, Any]]] = {member: [] for member in placed}
         for message, number in waiting:
-            if (message.member, message.kind) == (member, "entries"):
-                entries += message.entries
+            if message.member in entries and message.kind == "entries":
+                entries[message.member] += message.entries
             else:
                 self._messages.append((message, number))
         return entries
+
+    def _is_owed(self, member: int, number: int) -> bool:
+        """Whether the answer to this call may still come."""
+        known = self._members[member]
+        return known.awaited[number] is None and known.lost is None
 
     def _gather(self, timeout_s: float) -> None:
         """Wait for messages, and append all that came."""

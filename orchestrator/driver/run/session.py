@@ -141,9 +141,9 @@ class Session:
         while self._asked and time.monotonic() < deadline:
             for heard in self._members.hear(_TICK_S):
                 self._hear(heard)
-        for member in self._roles:
-            if member not in self._over and not self._members.is_gone(member):
-                self._entries(member, self._members.drain(member))
+        left = [member for member in self._roles if member not in self._over and not self._members.is_gone(member)]
+        for member, entries in self._members.drain(left).items():
+            self._entries(member, entries)
 
     def _turn(
         self,
