@@ -278,6 +278,25 @@ def until(is_so: Callable[[], bool]) -> None:
         os.sched_yield()
 
 
+@pytest.mark.parametrize("trouble", [OSError, RuntimeError("can't start new thread"), MemoryError])
+def test_a_member_for_which_there_is_no_room_at_the_moment_reports_later(
+    monkeypatch: pytest.MonkeyPatch, trouble: Any
+) -> None:
+    """Such as where a container has as many threads as it may: its reports ended for good, and the run waited."""
+    monkeypatch.setattr(reporter, "_RETRY_S", 0.0)
+    member, tried = Reported(), []
+
+    def dial() -> reporter.Send:
+        tried.append(trouble)
+        if len(tried) == 1:
+            raise trouble
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        member.reporter.serve(dial)
+    assert len(tried) == 2
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its thread ends by one
 def test_what_the_driver_has_not_acknowledged_is_sent_again_to_another_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "_RETRY_S", 0.01)

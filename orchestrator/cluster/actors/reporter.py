@@ -61,9 +61,10 @@ class Reporter:
         self._heard()
 
     def serve(self, dial: Callable[[], Send]) -> None:
-        """Report for ever. dial: connects with the relay of this host; it and what it returns may raise OSError."""
+        """Report for ever. dial: connects with the relay of this host; it and what it returns may raise OSError. It goes
+        on, too, after there was no room for one more thread or for a report."""
         while True:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RuntimeError, MemoryError):
                 self._report(dial())
             time.sleep(_RETRY_S)
 
@@ -89,17 +90,16 @@ def begin(
     relay = address(secret, node)
 
     def dial() -> Send:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with contextlib.ExitStack() as held:  # closed where something raises
+            connection = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             connection.connect(relay)
             if not is_own_user(connection):
                 raise PermissionError("the relay is not of this user")
             connection.sendall(hello(secret, member, crash_record))
-        except BaseException:
-            connection.close()
-            raise
-        ringing = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        threading.Thread(target=_listen, args=(connection, ringing, reporter, calls), name="calls", daemon=True).start()
+            ringing = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            listening = (connection, ringing, reporter, calls)
+            threading.Thread(target=_listen, args=listening, name="calls", daemon=True).start()
+            held.pop_all()
 
         def send(report: bytes, urgent: bool) -> None:
             connection.sendall(report)
