@@ -11,6 +11,7 @@ import pytest
 from orchestrator.data.drift import Drift, Shift
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.run import event_sink
+from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.run.drift_watch import DataDrift
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.records import lines
@@ -143,3 +144,27 @@ def test_a_launch_that_takes_long_says_now_and_then_how_many_workers_are_ready(m
         sink.ready(workers, 128)
         now[0] += 0.25
     assert shown == ["41 of 128 workers are ready", "81 of 128 workers are ready", "121 of 128 workers are ready"]
+
+
+def test_files_are_copied_at_checkpoints_more_seldom_where_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace of hundreds of MB was sent every 30 s, however slow the way."""
+    now = [0.0]
+    monkeypatch.setattr(event_sink, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    tracker: Any = SimpleNamespace(metrics=lambda *_: None, upload_s=0.0)
+    copied: list[float] = []
+    record: Any = SimpleNamespace(
+        tracker=tracker, journal=LineFile(tmp_path / "j"), seals=lambda _: {}, has_failover=False
+    )
+    record.upload = lambda: copied.append(now[0])
+    sink = EventSink(record, Audience(SimpleNamespace()))
+    manifest: Any = SimpleNamespace(step=1, size_bytes=1, state_digest="d")
+    while now[0] < 300.0:
+        now[0] += 10.0
+        before = len(copied)
+        sink.saved(SavedCheckpoint(manifest, 1, 0.0, 0.0))
+        tracker.upload_s += 0.1 if len(copied) > before and now[0] < 80.0 else 0.0
+        tracker.upload_s += 5.0 if len(copied) > before and now[0] >= 80.0 else 0.0
+    record.journal.close()
+    assert copied == [30.0, 60.0, 90.0, 190.0, 290.0]

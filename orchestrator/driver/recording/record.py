@@ -348,7 +348,7 @@ class Record:
                     f"{file.path} is not whole: {error.strerror}", "make room on its disk", code="record.not-whole"
                 )
                 outcome = replace(outcome, error=outcome.error or lacking)
-        head, read = merkle.head([merkle.leaf(line) for line in lines.raw(self.files.trace)]), outcome.files_read
+        head, read = merkle.head([merkle.leaf(line) for line in lines.each_raw(self.files.trace)]), outcome.files_read
         if read.of:
             read |= files_read.from_dict(read_json(self.files.data).get("files", {}))
         return replace(outcome, trace=head, files_read=read)

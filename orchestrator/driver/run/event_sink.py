@@ -36,7 +36,8 @@ _REMEMBERED_LINES = 10_000
 _MANY_WORKERS = 16
 _MANY_PASSES = 4  # of one worker in a step
 _SMALL_PASS_S = 0.02  # a longer pass is more than the calls of its operators
-_UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints
+_UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints, at least
+_UPLOAD_REST = 20.0  # times as long as the last copy took: all of a trace that grows is sent each time
 _NO_CHECKPOINTS = (
     "note: no worker runs on this machine, so there are no checkpoints and no resume; set checkpoint.uri to a place that "
     "all nodes reach"
@@ -75,11 +76,12 @@ class EventSink:
         self._said: dict[str, str] = {}
         self._unprotected: set[int] = set()
         self._ranks: dict[int, int] = {}  # of the workers of the present generation
-        self._evaluated: dict[int, tuple[int, dict[str, float]]] = {}  # generation, metrics
+        self._evaluated: dict[int, tuple[int, int]] = {}  # generation, hash of the metrics, which may be thousands
         self._sent_step = -1  # of the last report of what is sent
         self._told_of_trouble = False
         self._told_of_disk = False
         self._uploaded_at = time.monotonic()
+        self._uploaded_s = 0.0  # that all copies had taken when the last one was asked for
         self._uploaded_once = False
         self._counted_at = time.monotonic()  # when it was said last how many workers are ready
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
@@ -254,7 +256,7 @@ class EventSink:
             known_step, self._sent_step = self._sent_step, max(self._sent_step, facts["step"])
             return bool(self._sent_step > known_step)
         if event == "evaluated":
-            found = (facts.get("generation", 0), facts["metrics"])
+            found = (facts.get("generation", 0), hash(repr(sorted(facts["metrics"].items()))))
             known = self._evaluated.get(facts["step"])
             if known is not None and (known[0] >= found[0] or known[1] == found[1]):
                 return False
@@ -410,8 +412,10 @@ class EventSink:
             seconds=saved.seconds,
         )
         is_first, self._uploaded_once = not self._uploaded_once, True
-        if time.monotonic() - self._uploaded_at >= _UPLOAD_S or (self._record.has_failover and is_first):
-            self._uploaded_at = time.monotonic()
+        took_s = self._tracker.upload_s - self._uploaded_s
+        is_due = time.monotonic() - self._uploaded_at >= max(_UPLOAD_S, _UPLOAD_REST * took_s)
+        if is_due or (self._record.has_failover and is_first):
+            self._uploaded_at, self._uploaded_s = time.monotonic(), self._tracker.upload_s
             self._record.upload()
         if self._record.has_failover:
             self._record.upload_history()

@@ -75,6 +75,7 @@ class Tracker:
         self._told = 0, 0  # of those that are refused, and renamed
         self.listeners: list[Listener] = []  # told of metrics as they are remembered
         self.trouble: str | None = None
+        self.upload_s = 0.0  # that all artifacts have taken
         self._sent_at = time.monotonic()
         self._rest_s = 0.0  # before the next sending
 
@@ -356,8 +357,11 @@ class Tracker:
 
     def _upload(self, item: Item, path: Path, folder: str) -> None:
         """Raises what MLflow raises, OSError."""
-        least = path.stat().st_size
-        self._client.log_artifact(self.run_id, str(path), folder)
+        least, began = path.stat().st_size, time.monotonic()
+        try:
+            self._client.log_artifact(self.run_id, str(path), folder)
+        finally:
+            self.upload_s += time.monotonic() - began
         if uploads.by_server(self.artifacts):
             self._uploaded[f"{folder}/{path.name}"] = item, Sizes(least, path.stat().st_size)
 
