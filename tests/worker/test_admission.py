@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +71,19 @@ def test_settings_of_torch_that_change_while_a_batch_is_computed_are_named(
         torch.set_autocast_enabled("cuda", False)
         prepare_thread(1)
     assert not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("enabled", "wrong"), [(True, "pipeline.grad-scaler"), (False, None)])
+def test_a_loss_that_a_scaler_of_torch_scales_is_refused(enabled: bool, wrong: str | None) -> None:
+    usual = torch.amp.GradScaler.scale
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+
+    def computed(_: int) -> str:
+        return str(scaler.scale(torch.tensor(1.0)))
+
+    with refused(wrong, "micro-batch") if wrong else nullcontext():
+        proof._verify(WORKLOAD, "micro-batch", [0, 1], computed, fills=True)
+    assert torch.amp.GradScaler.scale is usual
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -16,8 +16,8 @@ import functools
 import hashlib
 import struct
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -150,9 +150,15 @@ def _verify(
     if not batches:
         return None
     settings = determinism.settings_of_torch()
-    with determinism.filled() if fills else contextlib.nullcontext():
+    with determinism.filled() if fills else contextlib.nullcontext(), _scaled() as scaled:
         results = [compute(batches[0])]
     _refuse_changed(settings, what)
+    if scaled:
+        raise PipelineRaised(
+            f"a GradScaler of torch scaled a tensor while {what} was computed, and nobody divides gradients by its factor",
+            "return the loss as it is: run.precision=bfloat16, or torch.autocast with bfloat16, needs no scaling",
+            code="pipeline.grad-scaler",
+        )
     before = _look(workload)
     results += [(behind or compute)(batch) for batch in batches[1:]]
     after = None if repeats else _look(workload)
@@ -190,6 +196,23 @@ def _not_repeatable(what: str, changed: str, difference: Difference | None) -> I
         _NO_STATE,
         code="pipeline.not-repeatable",
     )
+
+
+@contextlib.contextmanager
+def _scaled() -> Iterator[list[torch.amp.GradScaler]]:
+    """The scalers that are used within the block."""
+    found: list[torch.amp.GradScaler] = []
+    usual = torch.amp.GradScaler.scale
+
+    def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        found.extend([scaler] * scaler.is_enabled())
+        return usual(scaler, outputs)
+
+    torch.amp.GradScaler.scale = scale  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        torch.amp.GradScaler.scale = usual  # type: ignore[method-assign]
 
 
 def _refuse_changed(settings: Mapping[str, str], what: str) -> None:
