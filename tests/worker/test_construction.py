@@ -9,7 +9,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy
 import pytest
@@ -160,6 +160,17 @@ def test_what_fails_leaves_nothing_either() -> None:
 def test_few_rows_for_batch_normalisation_are_pointed_out(pipeline: type[p.Small], rows: int, said: int) -> None:
     notes = construction.rehearse(resolve(settings_for(pipeline, shards=4, batch_size=4 * rows))).notes
     assert [f"data.batch_size / data.shards = {rows} rows" in note for note in notes] == [True] * said
+
+
+class Synchronised(p.Batchnorm):
+    def model(self) -> torch.nn.Module:
+        synchronised: Any = torch.nn.SyncBatchNorm
+        return cast(torch.nn.Module, synchronised.convert_sync_batchnorm(super().model()))
+
+
+def test_statistics_that_no_worker_shares_are_pointed_out() -> None:
+    (note,) = construction.rehearse(resolve(settings_for(Synchronised, shards=4, batch_size=80))).notes
+    assert note.startswith("SyncBatchNorm normalises each shard's 20 rows by themselves")
 
 
 @pytest.mark.parametrize(

@@ -222,14 +222,19 @@ def _notes_on_compiling(model: torch.nn.Module, plan: Plan) -> list[str]:
 
 def _notes_on_rows(model: torch.nn.Module, plan: Plan) -> list[str]:
     rows = plan.data.batch_size.least / plan.data.shards
-    if rows >= _FEW_ROWS or not any(
-        isinstance(each, batchnorm._BatchNorm) and each.training for each in model.modules()
-    ):
-        return []
-    return [
-        f"batch normalisation sees data.batch_size / data.shards = {rows:g} rows at a time, and fewer than {_FEW_ROWS} make "
-        "its means noisy: lower data.shards, raise data.batch_size, or normalise by group or layer"
-    ]
+    layers = [each for each in model.modules() if isinstance(each, batchnorm._BatchNorm) and each.training]
+    notes = []
+    if layers and rows < _FEW_ROWS:
+        notes.append(
+            f"batch normalisation sees data.batch_size / data.shards = {rows:g} rows at a time, and fewer than {_FEW_ROWS} "
+            "make its means noisy: lower data.shards, raise data.batch_size, or normalise by group or layer"
+        )
+    if any(isinstance(each, torch.nn.SyncBatchNorm) for each in layers):
+        notes.append(
+            f"SyncBatchNorm normalises each shard's {rows:g} rows by themselves, as BatchNorm does: all rows of a step are not "
+            "seen together by any layer"
+        )
+    return notes
 
 
 def _refuse_idle_compression(model: torch.nn.Module, plan: Plan) -> None:
