@@ -40,7 +40,15 @@ def test_weights_come_back_with_tied_tensors_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "held"),
-    [("absent", None), ("form", b"not a file of torch"), ("form", {"state_dict": Tied}), ("lacks", {"weights": 1})],
+    [
+        ("absent", None),
+        ("form", b"not a file of torch"),
+        ("form", {"state_dict": Tied}),
+        ("lacks", {"weights": 1}),
+        ("no-weights", {"state_dict": {"a": torch.ones(1), "metric._extra_state": {"seen": 1}}}),
+        ("no-weights", {"state_dict": {"a": torch.eye(2).to_sparse()}}),
+        ("no-weights", {"state_dict": {"a": torch.ones(1), 5: torch.ones(1)}}),
+    ],
 )
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, code: str, held: Any) -> None:
     file = tmp_path / "a.ckpt"

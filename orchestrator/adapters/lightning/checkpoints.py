@@ -39,6 +39,12 @@ def weights_of(file: Path) -> dict[str, torch.Tensor]:
     seen: set[Any] = set()
     found = {}
     for name, tensor in state.items():
+        if not (isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided):
+            raise ConfigurationError(
+                [f"initial: {file} has {name!r} in its state_dict, which is no dense tensor with a name"],
+                "leave it out, as the extra state of a metric or of another module",
+                code="initial.checkpoint-no-weights",
+            )
         place = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if not tensor.numel() or place not in seen:
             seen.add(place)
