@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from orchestrator.cluster.actors.driver_loss import PREFIX, written
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.failover_reports import FailoverReports, take
 from orchestrator.records.lines import LineFile, read
+from tests.refusals import refused
 
 Entry = dict[str, Any]
 
@@ -113,6 +115,27 @@ def test_members_that_disagree_change_nothing(run: Run) -> None:
     assert "replicas disagree about the loss of step 3" in (found.sentence or "")
     assert run.steps == [0, 1, 2]
     assert run.left == []
+
+
+def test_what_a_full_disk_does_not_take_stays_for_the_next_try(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was removed, with the checkpoint that members had made as they ended."""
+    run.leave(*told(3), run.part(4, 0, 1))
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, refused("resume.reports-not-taken", "No space left on device"):
+        patched.setattr("orchestrator.records.lines.os.fsync", full)
+        run.take()
+    assert run.left
+    assert run.take().step == 4
+    assert (run.steps, run.left) == ([0, 1, 2, 3], [])
+
+
+def test_a_damaged_report_is_told_and_holds_nothing_up(run: Run) -> None:
+    run.storage.put(f"{PREFIX}9.jsonl", [b"\0\0\0\n"])
+    assert "cannot be used: " in (run.take().sentence or "")
+    assert (run.steps, run.left) == ([0, 1, 2], [])
 
 
 def test_where_replicas_run_free_a_later_generation_replaces_what_was_written(run: Run) -> None:

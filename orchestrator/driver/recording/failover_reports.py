@@ -48,29 +48,37 @@ class FailoverReports:
 
 def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, supersedes: bool) -> FailoverReports:
     """Put what was left into the run's files, and commit the newest whole checkpoint. first: step of the run; supersedes: as
-    for `History`. Raises CheckpointDamaged where the place of the checkpoints cannot be read."""
+    for `History`. Raises CheckpointDamaged where the place of the checkpoints cannot be read, or a disk is full: what was left
+    stays there for the next try."""
     try:
         names = sorted(name for name in storage.sizes() if name.startswith(PREFIX))
-        if not names:
-            return FailoverReports()
-        entries = [entry for name in names for entry in _read(storage.get(name))]
+        left = [storage.get(name) for name in names]
     except OSError as error:
         raise CheckpointDamaged(
             f"the checkpoints cannot be listed: {error}", "see to their place", code="checkpoint.not-listed"
         ) from error
+    if not names:
+        return FailoverReports()
     try:
+        entries = [entry for data in left for entry in _read(data)]
         lines, evaluations = _write_history(entries, files, first, supersedes=supersedes)
         files.sync()
         found = FailoverReports(_commit(catalog, entries), lines, evaluations)
-    except (Disagreement, OSError, CheckpointDamaged) as error:
+    except (Disagreement, ValueError, CheckpointDamaged, FileNotFoundError) as error:
         found = FailoverReports(trouble=str(error))
+    except OSError as error:
+        raise CheckpointDamaged(
+            f"what the members of the last driver have left cannot be written to the run: {error}",
+            "make room on its disk, and resume again",
+            code="resume.reports-not-taken",
+        ) from error
     for name in names:
         storage.delete(name)
     return found
 
 
 def _read(data: bytes) -> list[Entry]:
-    """Whole lines alone."""
+    """Whole lines alone. Raises ValueError for a damaged one."""
     return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
