@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cluster.sessions import folders
 from orchestrator.cluster.slurm import batch
+from orchestrator.cluster.slurm import node as node_of_ray
 from tests.projects import PATIENCE_S, Project
 
 UP = """echo '{"node": "n1", "address": "10.0.0.1:7"}'; read address; echo "$address" > told; cat > rest; touch ended"""
@@ -61,6 +63,15 @@ def test_a_job_ends_as_its_command_does_and_then_its_ray_does(place: Path, body:
     assert (place / "told").read_text() == "10.0.0.1:7\n"
     assert (place / "rest").read_text() == ""
     assert (place / "ended").exists()
+
+
+@pytest.mark.slow
+def test_lines_of_the_sites_own_programs_are_passed_on(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What a TaskProlog prints comes before what the task does."""
+    stand_in(place, "srun", f"echo Welcome to node n1; echo 7; {UP}")
+    stand_in(place, "command", "exit 3")
+    assert run(["command"]) == 3
+    assert capfd.readouterr().err == "Welcome to node n1\n7\n"
 
 
 @pytest.mark.slow
@@ -218,6 +229,17 @@ def test_ray_is_told_how_many_mig_devices_slurm_has_allotted(place: Path, allott
     assert ended(process) == 0
     asked = (place / "asked").read_text().split()
     assert [word for word in asked if word.startswith("--num-gpus")] == told_of
+
+
+def test_an_address_that_is_not_written_yet_is_none(tmp_path: Path) -> None:
+    """Ray makes the file, and then writes it: a head without an address had the other nodes end at once."""
+    file = folders.of_ray(tmp_path) / "ray_current_cluster"
+    assert node_of_ray._address(tmp_path) == ""
+    file.parent.mkdir()
+    file.touch()
+    assert node_of_ray._address(tmp_path) == ""
+    file.write_text("10.0.0.1:7")
+    assert node_of_ray._address(tmp_path) == "10.0.0.1:7"
 
 
 @pytest.mark.slow

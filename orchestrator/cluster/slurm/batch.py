@@ -149,21 +149,37 @@ async def _address_of_all(step: Process, missing: set[str]) -> str:
 async def _said(step: Process) -> dict[str, Any]:
     """The next report of a node. Raises ClusterUnavailable where one could not start, or no more will come."""
     assert step.stdout is not None
-    line = await step.stdout.readline()
-    if not line:
-        raise ClusterUnavailable(
-            f"srun ended with exit code {await step.wait()} before the job's Ray was up",
-            "the lines above say why",
-            code="slurm.srun-ended",
-        )
-    said: dict[str, Any] = json.loads(line)
-    if "error" in said:
-        raise ClusterUnavailable(
-            f"Ray could not be started on {said['node']}: {said['error']}",
-            "look at memory, disk and open files of this node",
-            code="slurm.node-failed",
-        )
-    return said
+    while line := await step.stdout.readline():
+        said = _report(line)
+        if said is None:
+            _pass_on(line)
+        elif "error" in said:
+            raise ClusterUnavailable(
+                f"Ray could not be started on {said['node']}: {said['error']}",
+                "look at memory, disk and open files of this node",
+                code="slurm.node-failed",
+            )
+        else:
+            return said
+    raise ClusterUnavailable(
+        f"srun ended with exit code {await step.wait()} before the job's Ray was up",
+        "the lines above say why",
+        code="slurm.srun-ended",
+    )
+
+
+def _report(line: bytes) -> dict[str, Any] | None:
+    """None of a line that no node has written: a TaskProlog of the site may print there, too."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and "node" in said else None
+
+
+def _pass_on(line: bytes) -> None:
+    sys.stderr.buffer.write(line)
+    sys.stderr.buffer.flush()
 
 
 async def _drive(command: Sequence[str], asked: asyncio.Event) -> int:
@@ -181,5 +197,4 @@ async def _drive(command: Sequence[str], asked: asyncio.Event) -> int:
 async def _pass_on_errors(step: Process) -> None:
     assert step.stderr is not None
     while line := await step.stderr.readline():
-        sys.stderr.buffer.write(line)
-        sys.stderr.buffer.flush()
+        _pass_on(line)

@@ -92,12 +92,18 @@ def _hold(ray: subprocess.Popen[bytes], folder: Path) -> int:
         if ray.poll() is not None:
             _say(error=_why(ray.returncode, folder))
             return 1
-        if not is_told and (address := folders.of_ray(folder) / _ADDRESS).exists():
-            _say(address=address.read_text().strip())
+        if not is_told and (address := _address(folder)):
+            _say(address=address)
             is_told = True
     ray.kill()
     ray.wait()
     return 0
+
+
+def _address(folder: Path) -> str:
+    """Empty before Ray has written it into its file."""
+    file = folders.of_ray(folder) / _ADDRESS
+    return file.read_text().strip() if file.exists() else ""
 
 
 def _is_over() -> bool:
