@@ -57,8 +57,13 @@ class LaunchServer:
         remove_abandoned(place)
         self.place = place / f"{os.getpid()}-{os.urandom(4).hex()}.sock"
         read, write = os.pipe()
-        self._own = _begun(self.place, read), write
-        os.close(read)
+        try:
+            self._own = _begun(self.place, read), write
+        except OSError:
+            os.close(write)
+            raise
+        finally:
+            os.close(read)
 
     def close(self) -> None:
         """Safe to call twice. Its children go on."""

@@ -76,6 +76,19 @@ def test_a_launch_without_a_folder_of_its_own_has_no_server(monkeypatch: pytest.
     server.close()
 
 
+def test_a_launch_whose_socket_has_too_long_a_path_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep begins one for each trial."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(launch_server, "folder", lambda: folder)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(OSError, match="too long"):
+        launch_server.LaunchServer()
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
 _TELLS_ITS_PATH = "import json, pathlib, sys; pathlib.Path(sys.argv[1] + '.path').write_text(json.dumps(sys.path))"
 
 
