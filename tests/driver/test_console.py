@@ -83,6 +83,13 @@ def test_the_place_of_a_closed_stream_is_not_given_to_a_file(tmp_path: Path) -> 
     assert trace.read_text() == ""
 
 
+def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
+    code = "from orchestrator.driver.terminal import console\nconsole.prepare()\nprint('\u0141')"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"\\u0141\n", b"")
+
+
 @pytest.mark.parametrize("code", thinned([0, 3], 2))
 def test_an_answer_that_is_lost_is_said(code: int, unread: int) -> None:
     with open("/dev/full", "w") as full:

@@ -144,6 +144,15 @@ def test_a_damaged_record_is_named_and_nothing_is_run(recorded: Recorded, name: 
         recorded.require()
 
 
+@pytest.mark.parametrize("name", ["environment.json", "code.json", "data.json", "reads.json", "identity.json"])
+def test_a_damaged_record_is_named_before_it_is_gone_on_with(recorded: Recorded, name: str) -> None:
+    """It ended a resume with a traceback, one of the identity after the last step."""
+    recorded.require_readable()
+    (recorded.files.path / name).write_text('{"nodes"')
+    with refused("record.damaged", name):
+        recorded.require_readable()
+
+
 @pytest.mark.parametrize("read", [lambda it: it.code, lambda it: it.as_run()])
 def test_a_damaged_record_is_named_in_a_comparison_too(recorded: Recorded, read: Callable[[Recorded], object]) -> None:
     recorded.files.code.write_text(json.dumps([]))

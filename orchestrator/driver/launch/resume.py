@@ -85,6 +85,7 @@ def resume(
     recorded = Recorded.of(store, folder, past)
     trust.require_own(past, trusted, "a resume", lambda: trust.examine(recorded, overrides))
     recorded.files.lease()
+    recorded.require_readable()
     settings = recorded.settings(overrides)
     _check_filed(recorded.held, settings)
     secret = private.of_record(settings, recorded.files, past.run_id)

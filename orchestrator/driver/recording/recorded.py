@@ -119,6 +119,12 @@ class Recorded:
                 code="record.incomplete",
             )
 
+    def require_readable(self) -> None:
+        """Raises NotRerunnable where a file that a run which goes on reads and writes is damaged."""
+        files = self.files
+        for file in (files.environment, files.code, files.data, files.input_audit, files.identity, files.privacy):
+            _read(file)
+
     @contextmanager
     def readable(self) -> Iterator[None]:
         """Within, plain data of another form than a launch writes are a NotRerunnable: a record may be made by hand."""

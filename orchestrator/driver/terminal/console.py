@@ -4,6 +4,7 @@ has read enough, a disk is full."""
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import select
@@ -112,6 +113,8 @@ def prepare() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
             setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # a terminal that knows few letters
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.stderr = Lasting(sys.stderr)
 
 
