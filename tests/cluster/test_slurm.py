@@ -67,7 +67,7 @@ def test_a_job_ends_as_its_command_does_and_then_its_ray_does(place: Path, body:
 
 @pytest.mark.slow
 def test_lines_of_the_sites_own_programs_are_passed_on(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What a TaskProlog prints comes before what the task does."""
+    """A TaskProlog prints before the task does."""
     stand_in(place, "srun", f"echo Welcome to node n1; echo 7; {UP}")
     stand_in(place, "command", "exit 3")
     assert run(["command"]) == 3
