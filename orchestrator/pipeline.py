@@ -69,6 +69,10 @@ _ADVICE = {
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
     "does not require grad and does not have a grad_fn": "the loss has to follow from a parameter that is trained: look for "
     "detach(), item() and no_grad() on the way to it",
+    "backward through the graph a second time": "loss() returns the loss, and backward() is called here: leave it out; what is "
+    "kept from an earlier batch has to be detached",
+    "process group has not been initialized": "leave torch.distributed out: gradients of all shards are summed here, and means "
+    "over the validation set are those of metrics()",
     "signal only works in main thread": "samples are read beside the main thread of a process, and Python handles signals in "
     "that one: give a download a timeout of its own (timeout= of requests and urllib, socket.setdefaulttimeout)",
     "_locals'": _MOSAICML,

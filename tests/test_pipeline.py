@@ -228,6 +228,20 @@ def test_a_loss_that_follows_from_no_parameter_is_explained() -> None:
     assert "detach()" in caught.value.remedy
 
 
+def test_a_backward_pass_of_ones_own_is_explained() -> None:
+    loss = torch.ones((), requires_grad=True).exp()
+    loss.backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(PipelineRaised) as caught, naming("loss()"):
+        loss.backward()  # type: ignore[no-untyped-call]
+    assert "backward() is called here: leave it out" in caught.value.remedy
+
+
+def test_collectives_of_torch_are_explained() -> None:
+    with pytest.raises(PipelineRaised) as caught, naming("loss()"):
+        torch.distributed.all_reduce(torch.ones(1))
+    assert "leave torch.distributed out" in caught.value.remedy
+
+
 def test_other_errors_get_no_advice() -> None:
     with pytest.raises(PipelineRaised) as caught, naming("loss()"):
         raise KeyError("a")
