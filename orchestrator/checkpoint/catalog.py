@@ -83,7 +83,7 @@ class Catalog:
         the storage fails; the checkpoints before are untouched then.
         """
         manifest = _manifest(step, parts)
-        _check_presence(manifest, self._storage.sizes())
+        _check_presence(manifest, self._storage)
         self._storage.put(manifest.name, [manifest.to_json()])
         self._rejected.discard(step)
         self._old.pop(step, None)
@@ -205,15 +205,24 @@ def _manifest(step: int, parts: Sequence[Mapping[str, Any]]) -> Manifest:
     return Manifest(step, dict(ordered[0]["values"]), blobs)
 
 
-def _check_presence(manifest: Manifest, sizes: Mapping[str, int]) -> None:
+def _check_presence(manifest: Manifest, storage: Storage) -> None:
+    sizes = storage.sizes()
     for blob in manifest.blobs:
-        if sizes.get(blob.name) != blob.size_bytes:
+        if sizes.get(blob.name) != blob.size_bytes and not _is_there(storage, blob):
             raise CheckpointDamaged(
                 f"a part of checkpoint {manifest.step} was reported but is not there: {blob.name} "
                 f"has {sizes.get(blob.name, 'no')} bytes instead of {blob.size_bytes}",
                 "workers and driver have to see the same folder: set checkpoint.uri to a place that they share",
                 code="checkpoint.part-absent",
             )
+
+
+def _is_there(storage: Storage, blob: Blob) -> bool:
+    """Asked for by its name, with its last byte: the listing of a network file system may be older than the file."""
+    try:
+        return len(storage.get(blob.name, blob.size_bytes - 1, blob.size_bytes + 1)) == 1
+    except FileNotFoundError:
+        return False
 
 
 def _blobs(manifests: Iterable[_Listed | None]) -> set[str]:

@@ -335,6 +335,41 @@ def test_parts_that_are_no_whole_are_refused(spoil: Any, code: str) -> None:
     assert catalog.latest() == (read(storage, 10), [])
 
 
+def _torn_blob(storage: InMemory, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    name = parts[1]["blob"]["name"]
+    storage.files[name] = storage.files[name][:-1]
+    return parts
+
+
+class Stale(InMemory):
+    """Lists what was there when a file was written from here last, as NFS may for a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: dict[str, int] = {}
+
+    def put(self, name: str, pieces: Any) -> None:
+        super().put(name, pieces)
+        self.listed = super().sizes()
+
+    def sizes(self) -> dict[str, int]:
+        return dict(self.listed)
+
+
+@pytest.mark.parametrize(("spoil", "code"), [(_without_blob, "part-absent"), (_torn_blob, "part-absent"), (None, None)])
+def test_parts_that_others_wrote_count_though_a_listing_lacks_them(spoil: Any, code: str | None) -> None:
+    storage, elsewhere = Stale(), InMemory()
+    catalog = saved(storage, 10)
+    parts = events(elsewhere, example(20), 20)
+    storage.files |= elsewhere.files
+    if spoil is None:
+        assert catalog.commit(20, parts).trouble == ""
+        assert catalog.latest() == (read(storage, 20), [])
+        return
+    with refused(f"checkpoint.{code}"):
+        catalog.commit(20, spoil(storage, parts))
+
+
 def test_keeping_none_is_refused() -> None:
     with pytest.raises(ValueError, match="keep=0"):
         Catalog(InMemory(), 0)
