@@ -31,6 +31,7 @@ from orchestrator.numerics.enqueued import collected
 from orchestrator.numerics.exact import LOOPS, MAGNITUDE, in_host_memory, start_of
 
 TOGETHER: Final = 1 << 24  # elements that operations of torch take at once: of several vectors, or of a longer one
+NARROW: Final = 1 << 31  # elements of a vector whose places int32 holds
 _DIGITS: Final = 2048
 _MOST_BYTES: Final = 9  # of a gap
 _VALUE_BYTES: Final = 2
@@ -137,10 +138,10 @@ def _together(vectors: Sequence[torch.Tensor], count: int, *, keeps: bool) -> li
         values.view(-1)[places] = exact - sent
         if len(vectors) > 1:
             foreach.copy(vectors, values.unbind())
-    within = (places % elements).int()
+    within = (places % elements).to(torch.int32 if elements <= NARROW else torch.int64)
     in_host = collected(within.nbytes + sent.nbytes, [(0, within), (within.nbytes, sent)])
     pairs = zip(
-        torch.split(in_host[: within.nbytes].view(torch.int32).long(), counts),
+        torch.split(in_host[: within.nbytes].view(within.dtype).long(), counts),
         torch.split(in_host[within.nbytes :].view(torch.float32).clone(), counts),
         strict=True,
     )

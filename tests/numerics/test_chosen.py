@@ -41,11 +41,14 @@ def test_the_largest_are_chosen_and_of_equal_ones_the_first(values: numpy.ndarra
     assert found.values.numel() == sum(values[i] != 0 for i in order)
 
 
-@given(st.lists(st.none() | VECTORS, max_size=9), st.integers(0, 50), st.floats(0.1, 9.0), st.booleans())
+@given(
+    st.lists(st.none() | VECTORS, max_size=9), st.integers(0, 50), st.floats(0.1, 9.0), st.booleans(), st.booleans()
+)
 def test_on_a_device_the_same_is_sent_kept_and_added(
-    given_vectors: list[numpy.ndarray | None], count: int, weight: float, keeps: bool
+    given_vectors: list[numpy.ndarray | None], count: int, weight: float, keeps: bool, is_wide: bool
 ) -> None:
-    """Operations of torch take several vectors together there, also such as are not of one length, and pieces of many."""
+    """Operations of torch take several vectors together there, also such as are not of one length, and pieces of many. is_wide:
+    as if some had more elements than int32 counts."""
     vectors = [None if values is None else torch.from_numpy(values.copy()) for values in given_vectors]
     vectors += [None if vector is None else vector.flip(0).contiguous() for vector in vectors]
     apart = [None if vector is None else vector.clone() for vector in vectors]
@@ -53,6 +56,7 @@ def test_on_a_device_the_same_is_sent_kept_and_added(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chosen, "in_host_memory", lambda _: False)
         patched.setattr(chosen, "TOGETHER", 20)
+        patched.setattr(chosen, "NARROW", 3 if is_wide else chosen.NARROW)
         there = of_each(apart, [count] * len(apart), keeps=keeps)
     for one, other, vector, kept in zip(found, there, vectors, apart, strict=True):
         assert (one is None) == (other is None)
