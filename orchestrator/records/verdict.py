@@ -33,7 +33,7 @@ NAMED = 5  # tensors in a sentence
 class RunResult(TypedDict, total=False):
     """The result of a run."""
 
-    trace: Sequence[Line]  # in order of the steps
+    trace: Iterable[Line]  # in order of the steps; to be gone through more than once
     rests: Sequence[Barrier]  # the records of the sync barriers of an asynchronous run
     digest: str | None  # SHA-256 of the final parameters; None if the run did not finish
     best: str | None  # likewise of the run's model, if that is not the last one
@@ -118,7 +118,7 @@ def judge(
     expected = original.get("trace", ())
     if "rests" in original:
         reached = barriers[-1]["steps"] if barriers else 0
-        expected = [line for line in expected if line["step"] < reached]  # the first may be above 0
+        expected = (line for line in expected if line["step"] < reached)  # the first may be above 0
     walk = _Walk(prefix=digest is None)
     found = walk.through(expected, repeated.get("trace", ()))
     parted = parting(barriers, repeated.get("rests", ()), prefix=digest is None)

@@ -160,6 +160,17 @@ def test_a_damaged_record_is_named_in_a_comparison_too(recorded: Recorded, read:
         read(recorded)
 
 
+def test_a_trace_is_compared_line_by_line(recorded: Recorded) -> None:
+    """One of millions of steps is not held: what is behind is not read yet."""
+    recorded.files.trace.write_text('{"step": 0}\n{"step": 1}\n{\n')
+    trace = recorded.as_run()["trace"]
+    for _ in range(2):
+        steps = iter(trace)
+        assert [next(steps), next(steps)] == [{"step": 0}, {"step": 1}]
+        with refused("record.damaged"):
+            next(steps)
+
+
 def test_a_trace_that_was_cut_short_is_no_divergence(recorded: Recorded) -> None:
     for other, text in WHOLE.items():
         (recorded.files.path / other).write_text(text)

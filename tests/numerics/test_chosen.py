@@ -41,9 +41,7 @@ def test_the_largest_are_chosen_and_of_equal_ones_the_first(values: numpy.ndarra
     assert found.values.numel() == sum(values[i] != 0 for i in order)
 
 
-@given(
-    st.lists(st.none() | VECTORS, max_size=9), st.integers(0, 50), st.floats(0.1, 9.0), st.booleans(), st.booleans()
-)
+@given(st.lists(st.none() | VECTORS, max_size=9), st.integers(0, 50), st.floats(0.1, 9.0), st.booleans(), st.booleans())
 def test_on_a_device_the_same_is_sent_kept_and_added(
     given_vectors: list[numpy.ndarray | None], count: int, weight: float, keeps: bool, is_wide: bool
 ) -> None:

@@ -238,7 +238,7 @@ class Recorded:
     def as_run(self) -> Run:
         """The run as a value for comparisons; what the record does not hold is left out."""
         metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
-        found: Run = {"digest": self.past.digest, "best": self.past.best, "metrics": metrics, "trace": self.trace()}
+        found: Run = {"digest": self.past.digest, "best": self.past.best, "metrics": metrics, "trace": _Trace(self)}
         if self.files.settings.exists():
             settings = self.held
             commitment = commitment_in(self.files)
@@ -259,6 +259,17 @@ class Recorded:
         parts = _read(self.files.identity).get("parts", {})
         found["initial_parameters"] = parts.get("initial_parameters")
         return found
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """The trace of a run, read anew each time: of a long run it is too much to be held. Raises NotRerunnable for a damaged one,
+    when it gets there."""
+
+    recorded: Recorded
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.recorded._steps()
 
 
 def _read(path: Path) -> dict[str, Any]:
