@@ -134,10 +134,11 @@ def _value(past: Past, name: str) -> Any:
 
 
 def _read(text: str) -> Any:
-    """A setting as it was: the store keeps text."""
+    """A setting as it was: the store keeps text. What Python writes of no number, as 007 or 2024_01, is text."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
-            return kind(text)
+            if str(number := kind(text)) == text:
+                return number
     return {"": None, "None": None, "True": True, "False": False}.get(text, text)
 
 

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from orchestrator.records.bounded_json import MOST_BYTES
+
 Clocks = tuple[int, ...]  # per shard
 
 _FRAME = struct.Struct("<II")
@@ -195,10 +197,14 @@ def _unframed(data: bytes) -> bytes:
         raise ValueError(f"record of a sprint: its head tells of {length} bytes, and there are {len(payload)}")
     if zlib.crc32(payload) != checksum:
         raise ValueError("record of a sprint: its checksum is not that of its bytes")
+    unpacking = zlib.decompressobj()
     try:
-        return zlib.decompress(payload)
+        found = unpacking.decompress(payload, MOST_BYTES)
     except zlib.error as error:
         raise ValueError(f"record of a sprint: cannot be decompressed: {error}") from error
+    if not unpacking.eof:  # somebody else may have made it, to take all memory
+        raise ValueError(f"record of a sprint: it breaks off, or has more than {MOST_BYTES >> 20} MiB")
+    return found
 
 
 def _varints(numbers: Iterable[int]) -> bytes:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.comm.synchronization import View, build_mode
+from orchestrator.records import clocks
 from orchestrator.records.clocks import AsyncPhase, Update
 
 Choose = Callable[[int], int]  # a number from 0 to below this one
@@ -219,3 +220,11 @@ def test_what_is_damaged_is_named(data: bytes, problem: str) -> None:
 def test_what_no_sprint_can_be_is_refused(streams: tuple[tuple[Update, ...], ...], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         AsyncPhase((0, 0), ((0,), (1,)), streams)
+
+
+def test_what_would_take_all_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kB of a record that somebody has sent may be gigabytes."""
+    monkeypatch.setattr(clocks, "MOST_BYTES", 1 << 20)
+    payload = zlib.compress(bytes(2 << 20))
+    with pytest.raises(ValueError, match="has more than 1 MiB"):
+        AsyncPhase.decode(struct.pack("<II", len(payload), zlib.crc32(payload)) + payload, (0,))
