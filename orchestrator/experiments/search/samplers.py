@@ -31,13 +31,13 @@ def size(space: Space) -> int:
     """The number of points of a grid."""
     count = 1
     for dimension in space.values():
-        count *= len(dimension.values() or [])
+        count *= dimension.count or 0
     return count
 
 
 def endless(space: Space) -> list[str]:
     """The keys whose values have no end."""
-    return [key for key, dimension in space.items() if dimension.values() is None]
+    return [key for key, dimension in space.items() if dimension.count is None]
 
 
 def uniform(ask: Ask) -> list[Point]:

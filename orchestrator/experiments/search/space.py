@@ -14,11 +14,14 @@ It knows neither which keys there are nor what a setting accepts (`sweeps.py`).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+_EXACT = 1 << 53  # up to here floating-point numbers hold every whole one
+_MOST = 1_000_000  # values of a range with steps that are no whole numbers
 Point = dict[str, Any]  # dotted key -> value
 
 
@@ -40,8 +43,12 @@ class Range:
             raise ValueError(f"log needs a low above 0, not {self.low}")
         if self.step is not None and self.step <= 0:
             raise ValueError(f"step must be greater than 0, got {self.step}")
-        if self.step is not None and (Decimal(str(self.high)) - Decimal(str(self.low))) % Decimal(str(self.step)):
+        if not _is_finite(self.high) or not _is_finite(self.low) or not _is_finite(self.high - self.low):
+            raise ValueError(f"from {self.low} to {self.high} is farther than floating-point numbers reach")
+        if self.step is not None and (Fraction(str(self.high)) - Fraction(str(self.low))) % Fraction(str(self.step)):
             raise ValueError(f"steps of {self.step} from {self.low} do not reach {self.high}")
+        if not self.whole and self.count is not None and self.count > _MOST:  # Optuna tells no more of them apart
+            raise ValueError(f"from {self.low} to {self.high} there are {self.count} steps; leave step out")
 
     @property
     def whole(self) -> bool:
@@ -49,14 +56,26 @@ class Range:
         given = (self.low, self.high, *(() if self.step is None else (self.step,)))
         return all(isinstance(number, int) for number in given)
 
+    @property
+    def count(self) -> int | None:
+        """How many values there are; None where there is no end of them."""
+        if not self.whole and self.step is None:
+            return 1 if self.low == self.high else None
+        return int((Fraction(str(self.high)) - Fraction(str(self.low))) / self._spacing) + 1
+
     def values(self) -> list[Any] | None:
         """All of them in order; None where there is no end of them."""
+        return None if self.count is None else [self._nth(number) for number in range(self.count)]
+
+    @property
+    def _spacing(self) -> Fraction:
+        return Fraction(str(self.step or 1))
+
+    def _nth(self, number: int) -> Any:
+        """A value of those that are counted, of which there may be too many for a list."""
         if not self.whole and self.step is None:
-            return [self.low] if self.low == self.high else None
-        step = Decimal(str(self.step or 1))
-        count = int((Decimal(str(self.high)) - Decimal(str(self.low))) / step) + 1
-        kind = int if self.whole else float
-        return [kind(Decimal(str(self.low)) + number * step) for number in range(count)]
+            return self.low
+        return (int if self.whole else float)(Fraction(str(self.low)) + number * self._spacing)
 
     def at(self, share: float) -> Any:
         """The value below which this share of the range lies. share: from 0 to below 1."""
@@ -64,9 +83,9 @@ class Range:
             margin = 0.5 if self.whole else 0.0  # so that the whole numbers at both ends get as much as the others
             low, high = math.log(self.low - margin), math.log(self.high + margin)
             return self.snap(math.exp(low + share * (high - low)))
-        values = self.values()
-        if values is not None:
-            return values[int(share * len(values))]
+        if self.count is not None:
+            exact = Fraction(share) if self.count > _EXACT else share
+            return self._nth(int(exact * self.count))
         return self.snap(self.low + share * (self.high - self.low))
 
     def snap(self, value: float) -> Any:
@@ -74,8 +93,11 @@ class Range:
         inside = min(max(value, self.low), self.high)
         if self.whole and self.step is None:
             return round(inside)
-        values = self.values()
-        return float(inside) if values is None else min(values, key=lambda each: abs(each - inside))
+        if self.count is None:
+            return float(inside)
+        below = int((Fraction(inside) - Fraction(str(self.low))) / self._spacing)
+        near = range(max(below - 1, 0), min(below + 3, self.count))
+        return min(map(self._nth, near), key=lambda each: abs(each - inside))
 
     def holds(self, value: Any) -> bool:
         number = isinstance(value, int if self.whole else float) and not isinstance(value, bool)
@@ -105,8 +127,14 @@ class Choice:
         for number, value in enumerate(self.choices):
             if value is not None and not isinstance(value, bool | int | float | str):
                 raise ValueError(f"choices are text, numbers, true, false and null, not {value!r}")
+            if value != value:
+                raise ValueError("choices are told apart, and nan is equal to nothing")
             if any(type(value) is type(other) and value == other for other in self.choices[:number]):
                 raise ValueError(f"{value!r} stands twice in choices")
+
+    @property
+    def count(self) -> int:
+        return len(self.choices)
 
     def values(self) -> list[Any]:
         return list(self.choices)
@@ -123,6 +151,11 @@ class Choice:
 
     def as_dict(self) -> dict[str, Any]:
         return {"choices": list(self.choices)}
+
+
+def _is_finite(number: float) -> bool:
+    """Also of a whole number that no floating-point number reaches."""
+    return abs(number) <= sys.float_info.max
 
 
 Dimension = Range | Choice

@@ -54,6 +54,14 @@ def test_steps_are_those_of_decimal_arithmetic() -> None:
     assert Range(0.1, 1.0).values() is None
 
 
+def test_of_a_range_with_more_values_than_memory_each_is_found() -> None:
+    """Such as that of seeds: a point was drawn from a list of all."""
+    seeds = Range(0, 2**32 - 1)
+    assert (seeds.count, seeds.at(0.0), seeds.at(0.5), seeds.at(1 - 2**-53)) == (2**32, 0, 2**31, 2**32 - 1)
+    assert Range(1, 10**30).at(1 - 2**-53) == 1 + (2**53 - 1) * 10**30 // 2**53
+    assert Range(0, 10**12, 10**3).snap(123456789.0) == 123457000
+
+
 def test_the_shares_of_a_range_are_even() -> None:
     assert [Range(1, 4).at(share / 4) for share in range(4)] == [1, 2, 3, 4]
     assert Range(1.0, 100.0, log=True).at(0.5) == pytest.approx(10)
@@ -68,6 +76,9 @@ def test_the_shares_of_a_range_are_even() -> None:
         (lambda: Range(0, 2, log=True), "log needs a low above 0"),
         (lambda: Range(0, 2, 0), "step must be greater than 0"),
         (lambda: Range(0.0, 0.5, 0.2), "do not reach 0.5"),
+        (lambda: Range(-1e308, 1e308), "farther than floating-point numbers reach"),
+        (lambda: Range(0.0, 1e7, 1e-3), "there are 10000000001 steps"),
+        (lambda: Choice((1.0, float("nan"))), "nan is equal to nothing"),
         (lambda: Choice(()), "choices is empty"),
         (lambda: Choice((1, [2])), "not [2]"),
         (lambda: Choice((1, 1)), "stands twice"),
