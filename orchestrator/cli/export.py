@@ -286,8 +286,13 @@ def export(name: str, request: ExportRequest, uri: str | None) -> Exported:
     store = Store.with_run(uri, folder, name)
     original = Recorded.find(store, folder, name)
     if original.past.status == "RUNNING":
+        is_left = original.past.is_orphan and not original.files.is_driven
         raise UsageError(
-            f"run {original.past.run_id} is not at its end", "wait for it, or end it", code="export.run-unfinished"
+            f"run {original.past.run_id} is not at its end",
+            f"its driver is gone: go on with resume={original.past.run_id}, or have it marked as killed by: runs"
+            if is_left
+            else "wait for it, or end it",
+            code="export.run-unfinished",
         )
     original.require()
     with original.readable():

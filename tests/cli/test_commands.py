@@ -14,8 +14,11 @@ from orchestrator.cli.command_table import COMMANDS, Command, the_command
 from orchestrator.cli.help import run as helped
 from orchestrator.cli.usage import commands, of, usage
 from orchestrator.config.settings import choices, described, names
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import UsageError
 from orchestrator.optim.optimizers import OPTIMIZERS
+from orchestrator.provenance.tracking import Past
 from tests.refusals import refused
 
 FOLDER = Path(command_table.__file__).parent
@@ -201,3 +204,16 @@ def test_a_file_with_commas_in_its_path_is_one_file(tmp_path: Path) -> None:
     given = {str(file): [str(file)], "a,b": ["a", "b"], ",".join("abc" * 2000): [*("abc" * 2000)]}
     for conf, files in given.items():
         assert Arguments("", (), 0.0, conf).files == files
+
+
+@pytest.mark.parametrize(("is_orphan", "remedy"), [(True, "its driver is gone"), (False, "wait for it")])
+def test_who_exports_a_run_that_has_not_ended_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remedy: str, *, is_orphan: bool
+) -> None:
+    """Nobody has to wait for the end of a run whose driver was killed."""
+    past = Past("a" * 32, "n", "e", "RUNNING", 0, 1, {}, None, is_orphan=is_orphan)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export.Store, "with_run", lambda *_: None)
+    monkeypatch.setattr(export.Recorded, "find", lambda *_: Recorded(past, RunFolder(tmp_path, past.run_id)))
+    with refused("export.run-unfinished", remedy):
+        export.run(Arguments("last", ("to=x",), 0.0))
