@@ -69,10 +69,12 @@ def test_a_failure_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [r"$\frac{$", "a$x^{$b", "\N{CJK UNIFIED IDEOGRAPH-65E5}\N{SLIGHTLY SMILING FACE}", "\x1b[31m"]
+    "name",
+    [r"$\frac{$", "a$x^{$b", "\N{CJK UNIFIED IDEOGRAPH-65E5}\N{SLIGHTLY SMILING FACE}", "\x1b[31m", "of a head " * 30],
 )
 def test_names_are_drawn_as_they_are(tmp_path: Path, name: str) -> None:
-    """A formula that cannot be read would end the drawing, and matplotlib would warn of what its font lacks."""
+    """A formula that cannot be read would end the drawing, and matplotlib would warn of what its font lacks, and of a name that
+    leaves no room."""
     trace, journal = tmp_path / "trace", tmp_path / "journal"
     write(trace, [{"step": 0, "loss": (1.0).hex()}])
     write(journal, [{"event": "evaluated", "step": 0, "metrics": {f"validation/{name}": 0.25}}])

@@ -30,6 +30,7 @@ _OTHERS = ("#2f8f6b", "#8a5fb5", "#b58a1f", "#c2457e", "#4a9aa8", "#6b6b6b")
 _WORKER, _SERVER = "#2f6fb2", "#d9622b"
 _RADIUS = 0.34
 _BOX = "\N{WHITE SQUARE}"
+_LONGEST, _LONGEST_TITLE = 60, 120  # characters of a text
 _LABELLED = 12  # shards
 _LEGIBLE = 0.012  # of the width, which a number needs
 _INCHES = 0.55  # for the distance of two members
@@ -166,9 +167,12 @@ def blank(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=130, facecolor="white", layout=layout)
 
 
-def literal(text: str) -> str:
-    """The text as it is drawn: no formula between two dollars, and a box for what the font lacks, of which it would warn."""
+def literal(text: str, most: int = _LONGEST) -> str:
+    """The text as it is drawn: no formula between two dollars, a box for what the font lacks, of which it would warn, and no
+    more than `most` characters of it, which leave room for axes."""
     known = _characters()
+    if len(text) > most:
+        text = f"{text[: most // 2]}...{text[3 - most // 2 :]}"
     return "".join(each if ord(each) in known or each == "\n" else _BOX for each in text).replace("$", r"\$")
 
 
@@ -180,7 +184,7 @@ def _characters() -> frozenset[int]:
 
 
 def entitle(axes: Axes, title: str) -> None:
-    axes.set_title(literal(title), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    axes.set_title(literal(title, _LONGEST_TITLE), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
 
 
 def as_png(figure: Figure, path: Path) -> None:
