@@ -134,7 +134,7 @@ def _value(past: Past, name: str) -> Any:
 
 
 def _read(text: str) -> Any:
-    """A setting as it was: the store keeps text. What Python writes of no number, as 007 or 2024_01, is text."""
+    """A setting as it was: the store keeps text. A text such as 007 or 2024_01, which Python writes of no number, is none."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             if str(number := kind(text)) == text:

@@ -18,7 +18,7 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import UsageError
 from orchestrator.optim.optimizers import OPTIMIZERS
-from orchestrator.provenance.tracking import Past
+from orchestrator.provenance.tracking import Past, Store
 from tests.refusals import refused
 
 FOLDER = Path(command_table.__file__).parent
@@ -213,7 +213,7 @@ def test_who_exports_a_run_that_has_not_ended_is_told_what_to_do(
     """Nobody has to wait for the end of a run whose driver was killed."""
     past = Past("a" * 32, "n", "e", "RUNNING", 0, 1, {}, None, is_orphan=is_orphan)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(export.Store, "with_run", lambda *_: None)
-    monkeypatch.setattr(export.Recorded, "find", lambda *_: Recorded(past, RunFolder(tmp_path, past.run_id)))
+    monkeypatch.setattr(Store, "with_run", lambda *_: None)
+    monkeypatch.setattr(Recorded, "find", lambda *_: Recorded(past, RunFolder(tmp_path, past.run_id)))
     with refused("export.run-unfinished", remedy):
         export.run(Arguments("last", ("to=x",), 0.0))
