@@ -165,8 +165,9 @@ def test_what_is_secret_is_taken_out_before_anything_is_escaped() -> None:
 
 
 def test_a_run_that_did_not_finish_says_how_to_go_on() -> None:
-    text = written(dataclasses.replace(FACTS, status="killed", uri="http://there"))
-    assert "    python -m orchestrator resume=0123abcd tracking.uri=http://there" in text.splitlines()
+    for uri, typed in (("http://there", "http://there"), ("postgresql://a/b?c=1&d=2", "'postgresql://a/b?c=1&d=2'")):
+        text = written(dataclasses.replace(FACTS, status="killed", uri=uri))
+        assert f"    python -m orchestrator resume=0123abcd tracking.uri={typed}" in text.splitlines()
 
 
 def test_no_name_begins_a_heading() -> None:

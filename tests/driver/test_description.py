@@ -36,6 +36,8 @@ def test_a_failed_run_at_a_server_says_why_and_how_to_go_on() -> None:
     assert error == "**Error:** it is full"
     assert "Reproduced" not in text
     assert "Digest" not in text
+    elsewhere = dataclasses.replace(contents, uri="postgresql://a/b?c=1&d=2")
+    assert "tracking.uri='postgresql://a/b?c=1&d=2'`" in description(elsewhere, Layout("1 worker"))
 
 
 def test_the_last_rerun_stands_where_the_one_before_stood() -> None:

@@ -8,6 +8,7 @@ only of what the record holds for programs, so every number on it is one of MLfl
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -355,7 +356,7 @@ def _again(contents: CardContents) -> list[Block]:
 
 
 def _command(contents: CardContents, *arguments: str) -> Code:
-    where = "" if contents.uri is None else f" tracking.uri={contents.uri}"
+    where = "" if contents.uri is None else f" tracking.uri={shlex.quote(contents.uri)}"
     return Code("\n".join(f"python -m orchestrator {argument}{where}" for argument in arguments))
 
 

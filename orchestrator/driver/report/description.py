@@ -6,6 +6,7 @@ all but three lines behind "Show more", so the command stands near the top. Pure
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,7 @@ def _layout(layout: Layout, time: str | None) -> Iterable[str]:
 
 
 def _again(contents: CardContents) -> str:
-    where = "" if contents.uri is None else f" tracking.uri={contents.uri}"
+    where = "" if contents.uri is None else f" tracking.uri={shlex.quote(contents.uri)}"
     verbs = ("rerun",) if contents.status == "finished" else ("resume", "rerun")
     commands = (f"`python -m orchestrator {verb}={contents.run_id}{where}`" for verb in verbs)
     return f"**Again:** {' or '.join(commands)}"
