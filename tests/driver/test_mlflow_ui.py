@@ -8,6 +8,7 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -53,3 +54,16 @@ def test_who_talks_to_it_keeps_the_other_places_that_need_no_proxy(monkeypatch: 
     for variable, value in {**proxies, **mlflow_ui.without_proxy({**proxies, name: "a.org"})}.items():
         monkeypatch.setenv(variable, value)
     assert [urllib.request.proxy_bypass(host) for host in ("127.0.0.1", "a.org", "b.org")] == [True, True, False]
+
+
+def test_a_server_ends_with_the_block_in_a_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a rerun from Python, which may be in any."""
+    monkeypatch.setattr(mlflow_ui, "server_command", lambda *_: ([sys.executable, "-c", "input()"], {}))
+
+    def serve() -> int | None:
+        with tempfile.TemporaryFile() as log, mlflow_ui.serving("a store", 1, log) as server:
+            pass
+        return server.returncode
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(serve).result() is not None

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -69,7 +70,11 @@ def serving(uri: str, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[by
     try:
         yield server
     finally:
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in WATCHED}  # else a second Ctrl-C leaves it
+        is_main = threading.current_thread() is threading.main_thread()  # others get no signals, and may set none
+        watched_here = WATCHED if is_main else ()
+        before = {
+            number: signal.signal(number, signal.SIG_IGN) for number in watched_here
+        }  # or a second Ctrl-C leaves it
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, number)
