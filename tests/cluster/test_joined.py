@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from typing import Any
 
 import pytest
 from ray.exceptions import RpcError
@@ -41,6 +43,33 @@ def test_a_head_that_is_called_in_vain_five_times_in_a_row_is_gone(monkeypatch: 
     assert ray.trouble() is None
     call(ray, 1, monkeypatch)
     assert ray.trouble() == f"the head of the Ray at 127.0.0.1:{port} is gone: 5 calls in a row were in vain"
+
+
+def test_a_head_whose_name_is_gone_with_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a service of Kubernetes: nobody was told, and Ray ended the driver after a minute."""
+    ray, nobody = JoinedRay("localhost:1"), "Name or service not known"
+    with listening() as head:
+        head_thread = threading.Thread(target=answer_as_grpc, args=(head,))
+        head_thread.start()
+        ray._called = joined._reach(f"localhost:{head.getsockname()[1]}")
+        head_thread.join()
+    usual = socket.getaddrinfo
+
+    def numbers_alone(host: str, *others: Any, **options: Any) -> Any:
+        if host == "localhost":
+            raise socket.gaierror(socket.EAI_NONAME, nobody)
+        return usual(host, *others, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", numbers_alone)
+    call(ray, 5, monkeypatch)
+    assert ray.is_headless
+
+
+def answer_as_grpc(head: socket.socket) -> None:
+    connection, _ = head.accept()
+    with connection:
+        connection.recv(1000)
+        connection.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
 
 
 def test_a_call_that_never_left_says_nothing_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ class JoinedRay:
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._called = address  # the number of that host: no name has to be looked up when its head is gone
         self._in_vain = 0
         self._over = threading.Event()
         self._raylet: int | None = None  # a pidfd; None where there is none to be had
@@ -51,7 +52,7 @@ class JoinedRay:
         self._asking = threading.Lock()
 
     def __enter__(self) -> Self:
-        _reach(self._address)
+        self._called = _reach(self._address)
         prepare_environment(self._address)
         _show_token(self._address)
         try:
@@ -94,7 +95,7 @@ class JoinedRay:
     def _call_head(self) -> None:
         while not self._over.wait(_CALL_S):
             try:
-                _connected(self._address).close()
+                _connected(self._called).close()
                 self._in_vain = 0
             except OSError as error:
                 self._in_vain += _tells_of_the_other_side(error)
@@ -146,10 +147,12 @@ def _tells_of_the_other_side(error: OSError) -> bool:
     return isinstance(error, ConnectionError | TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-def _reach(address: str) -> None:
-    """Raises ClusterUnavailable unless a gRPC server, as Ray's head is one, listens at the address."""
+def _reach(address: str) -> str:
+    """The number of the host with the port. Raises ClusterUnavailable unless a gRPC server listens at the address, which Ray's
+    head is."""
     try:
         with _connected(address) as connection:
+            host, port, *_ = connection.getpeername()
             answers = "RAY_USE_TLS" in os.environ or _speaks_http2(connection)
     except (OSError, OverflowError) as error:
         raise ClusterUnavailable(
@@ -157,6 +160,7 @@ def _reach(address: str) -> None:
         ) from error
     if not answers:
         raise ClusterUnavailable(f"the server at cluster.address {address} is no Ray", _REMEDY, code="ray.not-a-ray")
+    return f"{host}:{port}"
 
 
 def _show_token(address: str) -> None:
