@@ -29,7 +29,10 @@ class Predecessor:
 
     def drift(self, profile: Profile | None) -> Drift | None:
         """The drift from its data to those of this profile; None if that cannot be told."""
-        return None if profile is None else drift.compare(self.profile, profile)
+        try:
+            return None if profile is None else drift.compare(self.profile, profile)
+        except Exception:  # its record may be damaged, or made by hand
+            return None
 
 
 def find(store: Store, tracker: Tracker, target: str, folder: Path) -> Predecessor | None:
@@ -38,11 +41,11 @@ def find(store: Store, tracker: Tracker, target: str, folder: Path) -> Predecess
     try:
         run_id = predecessors.predecessor(store, tracker, target)
         facts: dict[str, Any] = {} if run_id is None else predecessors.data_of(store, run_id, folder)
+        if run_id is None or not isinstance(facts.get("profile"), dict):
+            return None
+        return Predecessor(run_id, facts["profile"], {item["path"]: item["md5"] for item in facts.get("inputs", [])})
     except Exception:  # MLflow's, requests', of a damaged file
         return None
-    if run_id is None or not isinstance(facts.get("profile"), dict):
-        return None
-    return Predecessor(run_id, facts["profile"], {item["path"]: item["md5"] for item in facts.get("inputs", [])})
 
 
 class Comparisons:
