@@ -79,7 +79,7 @@ def _start_failure() -> Exception | None:
     return None
 
 
-def prepare(*, tf32: bool) -> dict[str, Any]:
+def prepare() -> dict[str, Any]:
     """Switch off what would choose kernels by the clock, and give what torch has only without an order one; returns what is
     in force."""
     import torch
@@ -90,12 +90,7 @@ def prepare(*, tf32: bool) -> dict[str, Any]:
     cudnn: Any = torch.backends.cudnn
     cudnn.benchmark = False
     cudnn.deterministic = True
-    matmul: Any = torch.backends.cuda.matmul
-    # The older switches say the same, or torch refuses to compute; alone they leave cuDNN what all of torch was set to.
-    cudnn.allow_tf32 = matmul.allow_tf32 = tf32
-    for kind in (matmul, cudnn.conv, cudnn.rnn):
-        kind.fp32_precision = "tf32" if tf32 else "ieee"
-    return {"device": "cuda", "tf32": tf32, "cudnn_benchmark": cudnn.benchmark}
+    return {"device": "cuda", "cudnn_benchmark": cudnn.benchmark}
 
 
 @contextmanager

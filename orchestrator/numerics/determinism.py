@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.numerics import allocator, cuda
+from orchestrator.numerics import allocator, cuda, float32_precision
 
 ENVIRONMENT = {
     "MKL_CBWR": "AUTO",
@@ -103,7 +103,7 @@ def left_as_it_was() -> Iterator[None]:
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
     algorithms = torch.get_deterministic_debug_mode()
-    gradients, precision = torch.is_grad_enabled(), torch.get_float32_matmul_precision()
+    gradients, precision = torch.is_grad_enabled(), float32_precision.read()
     cudnn = torch.backends.cudnn
     kernels = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
     variables, folder, search_path = dict(os.environ), Path.cwd(), list(sys.path)
@@ -125,8 +125,7 @@ def left_as_it_was() -> Iterator[None]:
         ):  # to set it imports torch's compiler, which takes a second
             torch.set_deterministic_debug_mode(algorithms)
         torch.set_grad_enabled(gradients)
-        if torch.get_float32_matmul_precision() != precision:
-            torch.set_float32_matmul_precision(precision)
+        float32_precision.put_back(precision)
         cudnn.enabled, cudnn.benchmark, cudnn.deterministic = kernels
         _put_back(variables)
         os.chdir(folder)
@@ -144,7 +143,6 @@ def settings_of_torch() -> dict[str, str]:
         "torch.set_default_dtype": torch.get_default_dtype,
         "torch.set_default_device": torch.get_default_device,
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
-        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
         "torch.set_flush_denormal": lambda: sys.float_info.min / 2 == 0,  # torch does not tell
         "torch.set_autocast_enabled": lambda: [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
         "torch.cuda.set_stream": lambda: gpu.current_stream() if gpu.is_initialized() else None,
@@ -152,14 +150,8 @@ def settings_of_torch() -> dict[str, str]:
         "torch.backends.cudnn.benchmark": lambda: cudnn.benchmark,
         "torch.backends.cudnn.deterministic": lambda: cudnn.deterministic,
     }
-    return {name: _read(each) for name, each in read.items()}
-
-
-def _read(setting: Callable[[], object]) -> str:
-    try:
-        return str(setting())
-    except RuntimeError:  # TF32 that was allowed by an older switch and not by the newer one, or the other way round
-        return "contradictory"
+    precision = {f"{name}.fp32_precision": value for name, value in float32_precision.read().items()}
+    return {name: str(each()) for name, each in read.items()} | precision
 
 
 def _put_back(variables: dict[str, str]) -> None:
@@ -179,6 +171,7 @@ def prepare_thread(
     _choose(arithmetic)
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
+    float32_precision.prepare(tf32=tf32)
     _use_deterministic_algorithms()
     with torch.autograd.profiler.record_function("prepare"):
         pass  # torch looks for a module of its own the first time, and warns at length where no descriptor is left by then
@@ -188,7 +181,7 @@ def prepare_thread(
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
         **({"portable": PORTABLE} if arithmetic == "portable" else {}),
-        **(cuda.prepare(tf32=tf32) if device == "cuda" else {}),
+        **(cuda.prepare() | {"tf32": tf32} if device == "cuda" else {}),
     }
 
 

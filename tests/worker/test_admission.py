@@ -48,7 +48,10 @@ def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypat
             lambda: torch.use_deterministic_algorithms(mode=False),
             "torch.use_deterministic_algorithms (True, then False)",
         ),
-        (lambda: torch.set_float32_matmul_precision("medium"), "torch.set_float32_matmul_precision (highest, then "),
+        (
+            lambda: torch.set_float32_matmul_precision("medium"),
+            "torch.backends.cuda.matmul.fp32_precision (ieee, then tf32)",
+        ),
         (lambda: torch.set_flush_denormal(True), "torch.set_flush_denormal (False, then True)"),
         (
             lambda: torch.set_autocast_enabled("cuda", True),

@@ -23,7 +23,7 @@ from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Adapted, Course
 from orchestrator.config.plan import Plan, Run, Variant
 from orchestrator.errors import ConfigurationError, PipelineRaised
-from orchestrator.numerics import inductor
+from orchestrator.numerics import float32_precision, inductor
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.streams import seed_of, seeded
@@ -205,7 +205,18 @@ def layout_of(model: torch.nn.Module, moving: moving_buffers.Moving) -> Layout:
 
 
 def _notes(model: torch.nn.Module, plan: Plan) -> list[str]:
-    return [*_notes_on_rows(model, plan), *_notes_on_compiling(model, plan)]
+    return [*_notes_on_precision(plan), *_notes_on_rows(model, plan), *_notes_on_compiling(model, plan)]
+
+
+def _notes_on_precision(plan: Plan) -> list[str]:
+    """Scripts lower it as they begin, and workers put it back."""
+    lowered = float32_precision.lowered()
+    if not lowered or plan.run.compute.tf32:
+        return []
+    return [
+        f"products of float32 are computed as such: {lowered[0]}.fp32_precision, which the pipeline has set by that or an "
+        "older switch of torch, has no effect; run.tf32=true allows TF32 on a GPU, run.precision=bfloat16 computes in bfloat16"
+    ]
 
 
 def _notes_on_compiling(model: torch.nn.Module, plan: Plan) -> list[str]:
