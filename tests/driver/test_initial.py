@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,16 @@ def test_a_work_tree_is_lent_what_is_here_and_nothing_else(shelf: Any, folder: P
     assert initial.held_in(lent, found.digest)
     assert {file.name for file in lent.iterdir()} == {".gitignore", "initial"}
     assert len(list((lent / "initial").iterdir())) == 1
+
+
+def test_weights_of_a_checkpoint_for_which_there_is_no_room_are_refused(tmp_path: Path) -> None:
+    """They come from a file of Lightning, which is read as it is."""
+    torch.save({"state_dict": {"weight": torch.ones(1 << 18)}}, tmp_path / "a.ckpt")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with refused("initial.not-kept", "File too large"):
+            initial._of_checkpoint(tmp_path / "a.ckpt", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert initial.held_in(tmp_path, initial._of_checkpoint(tmp_path / "a.ckpt", tmp_path))

@@ -12,9 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from orchestrator.adapters.lightning import checkpoints
+from orchestrator.checkpoint.weights import Weights
 from orchestrator.common import temporary
 from orchestrator.config.settings import InitialSettings, Settings
 from orchestrator.driver.folders import project_folder
@@ -130,7 +129,14 @@ def _of_checkpoint(file: Path, folder: Path) -> str:
         (folder / _FOLDER).mkdir(exist_ok=True)
         with temporary.folder(folder / _FOLDER) as new:
             weights = new / models.WEIGHTS
-            save_file(given, weights)
+            try:
+                Weights(given).write(weights)
+            except (OSError, ValueError) as error:
+                raise ConfigurationError(
+                    [f"initial: the weights of {file} cannot be kept in {folder / _FOLDER}: {error}"],
+                    "make room on its disk, or name a file of other weights",
+                    code="initial.not-kept",
+                ) from error
             weights.replace(place_of(folder, digest))
     return digest
 

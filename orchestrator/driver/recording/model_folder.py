@@ -25,6 +25,7 @@ from typing import Any
 from orchestrator.checkpoint import catalog
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import open_storage
+from orchestrator.checkpoint.weights import Weights
 from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import git
 from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
@@ -101,9 +102,8 @@ def state_of(storage: str, step: int) -> TrainingState | None:
 
 
 def _write_state(folder: Path, state: TrainingState) -> None:
-    from safetensors.torch import save_file
-
-    save_file(dict(state.tensors), folder / f"{_STATE}.safetensors")
+    """Raises OSError, as the library of safetensors would not."""
+    Weights(state.tensors).write(folder / f"{_STATE}.safetensors")
     _write_json(folder / f"{_STATE}.json", state.values)
 
 

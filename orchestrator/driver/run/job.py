@@ -140,7 +140,33 @@ class Job:
         finally:
             display.close()
         record = opening.result()
-        files, tracker = record.files, record.tracker
+        tracker = record.tracker
+        try:
+            outcome = self._summed_up(record, outcome)
+        except OSError as error:
+            outcome = replace(outcome, error=outcome.error or unrecorded(error))
+        except BaseException as error:  # the run is not left as one that goes on
+            why = RunFailed(f"{type(error).__name__}: {error}", code="run.failed")
+            record.close(replace(outcome, error=outcome.error or why))
+            raise
+        heard = len(outcome.not_logged)
+        outcome = record.close(outcome)
+        for note in tracker.notes():
+            display.say(f"note: {note}")
+        for trouble in outcome.not_logged[heard:]:
+            display.say(f"warning: {trouble}")
+        if outcome.not_recorded is not None:
+            display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
+        if outcome.error is None and plan.segments is None:
+            outcome = outcome.ended(began, time.monotonic())
+            own_uri = default_uri(record.files.path.parent)
+            look = summary.where_to_look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
+            display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
+        return tracker.run_id, outcome
+
+    def _summed_up(self, record: Record, outcome: RunOutcome) -> RunOutcome:
+        """Draw and compare what has come of the run, and put its model together, before the record is closed."""
+        plan, display, files, tracker = self.plan, self.display, record.files, record.tracker
         with contextlib.suppress(OSError):
             record.restored()
         by_barrier = [] if plan.lockstep else barriers.staleness(list(lines.read(files.barriers)))
@@ -164,20 +190,7 @@ class Job:
                 display.say(f"note: {trouble}")
             if (limits := record.answering()) is not None:
                 display.say(f"note: {limits}")
-        heard = len(outcome.not_logged)
-        outcome = record.close(outcome)
-        for note in tracker.notes():
-            display.say(f"note: {note}")
-        for trouble in outcome.not_logged[heard:]:
-            display.say(f"warning: {trouble}")
-        if outcome.not_recorded is not None:
-            display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
-        if outcome.error is None and plan.segments is None:
-            outcome = outcome.ended(began, time.monotonic())
-            own_uri = default_uri(record.files.path.parent)
-            look = summary.where_to_look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
-            display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
-        return tracker.run_id, outcome
+        return outcome
 
     def _state_of_last_step(self, outcome: RunOutcome, files: RunFolder) -> Future[TrainingState | None] | None:
         """It may have gigabytes, and is read beside what else is done at the end. None where no checkpoint holds it."""

@@ -1,0 +1,86 @@
+"""However the end of a run goes wrong, its record is closed with what was trained."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.checkpoint.state import TrainingState
+from orchestrator.checkpoint.weights import Weights
+from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
+from orchestrator.driver.recording import model_folder
+from orchestrator.driver.report.outcome import RunOutcome
+from orchestrator.driver.run.event_sink import Audience
+from orchestrator.driver.run.job import Job
+from orchestrator.driver.run.startup import RunStart, requirements
+from orchestrator.driver.terminal.signals import PendingSignal
+
+
+class Record:
+    """A record that cannot be read to its end."""
+
+    def __init__(self, trouble: Exception) -> None:
+        self.closed: list[RunOutcome] = []
+        self.files = SimpleNamespace()
+        self.tracker = SimpleNamespace(run_id="4e8d", notes=list)
+        self._trouble = trouble
+
+    def restored(self) -> bool:
+        return False
+
+    @property
+    def described(self) -> Any:
+        raise self._trouble
+
+    def close(self, outcome: RunOutcome) -> RunOutcome:
+        self.closed.append(outcome)
+        return outcome
+
+
+def complete(record: Record, monkeypatch: pytest.MonkeyPatch) -> tuple[str, RunOutcome]:
+    settings = load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], [])
+    plan = resolve(settings)
+    opening: Future[Any] = Future()
+    opening.set_result(record)
+    display: Any = SimpleNamespace(close=lambda: None, say=lambda _: None)
+    monkeypatch.setattr(Job, "_run", lambda *_: RunOutcome(steps=1, digest="4a4d"))
+    job = Job(settings, plan, Path(), Audience(display), PendingSignal())
+    return job.complete(opening, RunStart(requirements(plan, checkpoint=None)))
+
+
+def test_a_fault_of_ours_leaves_no_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(KeyError("counts"))
+    with pytest.raises(KeyError):
+        complete(record, monkeypatch)
+    (outcome,) = record.closed
+    assert (outcome.status, outcome.steps, outcome.digest) == ("failed", 1, "4a4d")
+
+
+def test_what_the_system_refuses_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(OSError(errno.EIO, "Input/output error", "/there"))
+    _, outcome = complete(record, monkeypatch)
+    assert record.closed == [outcome]
+    assert outcome.digest == "4a4d"
+    assert "the driver could not go on: Input/output error (/there)" in str(outcome.error)
+
+
+def test_a_state_for_which_there_is_no_room_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """The library of safetensors has errors of its own, by which a run ended with a traceback."""
+    weights = tmp_path / "w.safetensors"
+    Weights({"a": torch.ones(1)}).write(weights)
+    state = TrainingState({}, {"optimizer/a": torch.ones(1 << 18)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            model_folder.write(tmp_path / "model", weights, {}, {}, {}, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
