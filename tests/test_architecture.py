@@ -44,7 +44,7 @@ ROOMS = {
     ],
     "experiments": [
         *("compare", "rerun", "resume", "sweep", "look", "listing", "history", "trained", "tuning", "pictures"),
-        *("simulation", "search"),
+        *("simulation", "addresses", "search"),
     ],
     "driver": ["launch", "run", "recording", "preflight", "report", "folders", "supervision", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],

@@ -70,7 +70,9 @@ def resume(run_id: str | Run = "last", *overrides: str, trust: bool = False, uri
     require("uri", uri, str, optional=True)
     _find_modules_of_the_project()
     _prepare_numerics()
-    _prepare_ray(_address(overrides))
+    from orchestrator.experiments import addresses
+
+    _prepare_ray(addresses.of_record(name, overrides, uri))
     from orchestrator.experiments.resume import resume as story
     from orchestrator.experiments.sweep.report import SweepReport
 
@@ -155,7 +157,9 @@ def sweep(
     _import_anew()
     with named(conf) as given:
         _prepare_numerics()
-        _prepare_ray(_address(overrides))
+        from orchestrator.experiments import addresses
+
+        _prepare_ray(addresses.of_sweep(given, overrides, kind))
         from orchestrator.experiments.sweep.sweep import sweep as story
 
         report = story(given, overrides, kind, trusted=trust)
@@ -192,10 +196,6 @@ def _prepare_ray(address: str | None) -> None:
     from orchestrator.cluster.sessions.environment import prepare_environment
 
     prepare_environment(address)
-
-
-def _address(overrides: tuple[str, ...]) -> str | None:
-    return _given("cluster.address", overrides)
 
 
 def _given(key: str, overrides: tuple[str, ...]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.cli.arguments import Arguments, listed
 from orchestrator.cli.command_result import CommandResult
@@ -39,7 +39,8 @@ class Command:
     settings: Callable[[Arguments], list[str]] | None = None
     uses: tuple[str, ...] = ()  # settings that have an effect whatever the others say
     with_conf: bool = False  # whether conf= stands beside it
-    starts_ray: bool = False  # whether it may start a Ray, or join one, before it has loaded settings
+    # gives the Ray that it joins, None for a private one, where it loads its settings itself; None where it starts none
+    joins: Callable[[Arguments], str | None] | None = None
     arithmetic: Arithmetic = "native"  # for which torch is loaded
     # gives the JSON object where it comes to nothing, to which the error is added
     refused: Refused = field(default=lambda _: {})
@@ -59,8 +60,8 @@ class Command:
             with phases.of("settings"):
                 arguments.load(self.settings(arguments), self.uses)
             prepare_environment(arguments.settings.cluster.address)
-        elif self.starts_ray:
-            prepare_environment(arguments.get("cluster.address"))
+        elif self.joins is not None:
+            prepare_environment(self.joins(arguments))
         module, _, function = (self.at or self.name).partition(":")
         with determinism.environment_of(self.arithmetic):
             found = import_module(f"orchestrator.cli.{module}")
@@ -78,6 +79,20 @@ class Command:
 
 
 _JSON, _URI = "output=json", "tracking.uri=URI"
+
+
+def _of_sweep(arguments: Arguments, kind: Literal["sweep", "ensemble"]) -> str | None:
+    from orchestrator.experiments import addresses
+
+    return addresses.of_sweep(arguments.value, arguments.rest, kind)
+
+
+def _of_record(arguments: Arguments) -> str | None:
+    from orchestrator.experiments import addresses
+
+    return addresses.of_record(arguments.value, arguments.rest, arguments.uri)
+
+
 _NO_RUN = RunOutcome().as_dict(None, 0.0)
 # In the order of the fields of an answer.
 _NO_SWEEP: dict[str, Any] = {"sweep_id": None, "status": None, "trials": [], "best": None}
@@ -124,7 +139,7 @@ _ALL = (
             )
         },
         brief="search for settings, as conf/NAME.yaml describes; each trial is a run",
-        starts_ray=True,
+        joins=lambda arguments: _of_sweep(arguments, "sweep"),
         refused=lambda _: _NO_SWEEP,
     ),
     Command(
@@ -137,7 +152,7 @@ _ALL = (
             )
         },
         at="sweep:ensemble",
-        starts_ray=True,
+        joins=lambda arguments: _of_sweep(arguments, "ensemble"),
         refused=lambda _: _NO_SWEEP,
     ),
     Command(
@@ -151,7 +166,7 @@ _ALL = (
             )
         },
         brief="go on with a run, a sweep or an ensemble from where it stands; `last` is the newest",
-        starts_ray=True,
+        joins=_of_record,
         refused=lambda _: _NO_RUN,
     ),
     Command(
