@@ -17,7 +17,7 @@ SWEEP = f"{RUN}space: {{optimizer.lr: {{choices: [0.1, 0.2]}}}}\nsearch: {{name:
 
 
 class Told(Exception):
-    """What Ray would be told."""
+    """The address was told."""
 
 
 @pytest.fixture
