@@ -7,6 +7,8 @@ Bits may depend neither on what a process has computed before nor on who compile
 - No frame falls back to eager operations after too many shapes: that is an error.
 - A call within a transform of torch.func or a dispatch mode is eager, and makes no later call eager.
 - Nothing is chosen by a measurement. `torch.use_deterministic_algorithms` (`determinism.prepare_thread`) tells the compiler.
+- The processor alone says how wide its vectors are. By itself the compiler tries to build and load a file for that. A full
+  disk, a damaged cache or a machine on which loading it takes a minute then gives kernels of other bits.
 - What is kept on a disk is kept by the versions of the compilers, since an upgrade leaves the files of the older one behind.
 
 It compiles in the worker itself and starts no processes. Functions that a user has compiled are left as they are.
@@ -39,6 +41,7 @@ NOTE = (
 _SHAPES: Final = 1024  # of one frame, and so many of all; each takes seconds to compile
 # Graphs of its own, as TORCHINDUCTOR_CUDAGRAPHS=1 asks for, would be captured within ours, and write gradients that still wait.
 _OPTIONS: Final = {"triton.cudagraphs": False}
+_OF_VECTORS: Final = "TORCHINDUCTOR_VEC_ISA_OK"  # of a user who knows more of this: it is recorded
 _VARIABLES = re.compile(r"(TORCHINDUCTOR|TORCHDYNAMO|TRITON|TORCH_COMPILE)_\w+|CXX")
 _NO_BITS = re.compile(r"\w*(_DIR|_PATH|_CACHE\w*|_THREADS|VERBOSE)")
 
@@ -86,8 +89,12 @@ def compile_model(model: Any) -> None:
     what `prepare_thread` raises."""
     prepare_thread()
     if not is_compiled(model):
-        model.compile(dynamic=False, options=_OPTIONS)
+        model.compile(dynamic=False, options=_options())
         _leave_out_transforms(model)
+
+
+def _options() -> dict[str, bool]:
+    return _OPTIONS if _OF_VECTORS in os.environ else {**_OPTIONS, "cpp.vec_isa_ok": True}
 
 
 def _leave_out_transforms(model: Any) -> None:

@@ -33,11 +33,20 @@ from tests.worker import pipelines as p
 from tests.worker.runs import Layout, train
 
 if __name__ == "__main__":
-    runs = [train(p.Mlp, Layout(workers), shards=2, steps=2, compiled=compiled) for workers, compiled in CASES]
+    runs = [train(p.Wide, Layout(workers), shards=2, steps=2, compiled=compiled) for workers, compiled in CASES]
     print(json.dumps([(run.digest, sorted(run.parameters)) for run in runs]))
 """
 
 
+# As on a full disk, with a damaged cache, or where the machine is so busy that it takes a minute.
+NO_PROBE = """
+from orchestrator.numerics import inductor
+
+inductor.prepare()  # the compiler chooses a folder as it is imported
+from torch._inductor.cpu_vec_isa import VecISA
+
+VecISA.check_build = lambda *_: False
+"""
 CHANGED = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit", "wrap_top_frame")
 
 
@@ -128,18 +137,26 @@ def test_a_call_within_a_transform_or_a_mode_makes_no_later_call_eager(within: s
 
 @pytest.mark.long
 def test_two_processes_with_caches_of_their_own_compute_the_same_bits(tmp_path: Path) -> None:
+    """In one of them the compiler cannot try which vectors it has."""
     found = []
-    for name, cases in (("one", [(1, True), (2, True), (1, False)]), ("other", [(1, True)])):
+    for name, before, cases in (("one", "", [(1, True), (2, True), (1, False)]), ("other", NO_PROBE, [(1, True)])):
         # An earlier training of this process has left the folder of its own cache.
         variables = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
         variables["XDG_CACHE_HOME"] = str(tmp_path / name)
-        code = f"CASES = {cases}\n{TRAIN}"
+        code = f"CASES = {cases}\n{before}{TRAIN}"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=variables)
         found.append(json.loads(done.stdout.splitlines()[-1]))
         assert any((tmp_path / name).rglob("*.so"))
     (first, on_two, eager), (other,) = found
     assert first == on_two == other
     assert first[1] == eager[1]
+
+
+def test_the_width_of_vectors_is_no_result_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inductor._options()["cpp.vec_isa_ok"]
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")
+    assert "cpp.vec_isa_ok" not in inductor._options(), "a user has said it, and that is recorded"
+    assert inductor.describe()["variables"] == {"TORCHINDUCTOR_VEC_ISA_OK": "0"}
 
 
 def test_a_node_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
