@@ -113,10 +113,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[bool]:
-        """Within the block this process alone may send what MLflow lacks of the run; False if somebody drives or sends it."""
+        """Within the block this process alone may send what MLflow lacks of the run; False if somebody drives or sends it, or
+        if the folder is another user's, who is to send it."""
         try:
             sent = locks.take(self._sent)
-        except locks.LockTaken:
+        except (locks.LockTaken, UsageError):
             yield False
             return
         try:

@@ -77,6 +77,16 @@ def test_a_run_that_somebody_drives_or_sends_is_passed_over(tmp_path: Path) -> N
     assert not RunFolder(tmp_path, "a").is_driven
 
 
+def test_a_run_in_a_folder_of_another_user_is_left_to_them(tmp_path: Path) -> None:
+    """Else their run would keep this user from every launch in a project that they share. Root may open any file, so a folder
+    stands in the place of the lock that this user may not open."""
+    client = Client("a", "b")
+    theirs, _ = left(tmp_path, "a"), left(tmp_path, "b")
+    (theirs.parent / "sent.lock").mkdir()
+    assert unsent.send(opened(tmp_path, client)) == [Sent("b")]
+    assert theirs.exists()
+
+
 def test_who_would_drive_a_run_waits_until_it_is_sent(tmp_path: Path) -> None:
     """A resume that is typed while another launch sends what a killed driver has left."""
     left(tmp_path, "a")
