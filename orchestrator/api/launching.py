@@ -163,7 +163,7 @@ def sweep(
         from orchestrator.experiments.sweep.sweep import sweep as story
 
         report = story(given, overrides, kind, trusted=trust)
-    return _ended_sweep(report, _given("tracking.uri", overrides))
+    return _ended_sweep(report, report.uri)
 
 
 def _find_modules_of_the_project() -> None:
@@ -196,11 +196,6 @@ def _prepare_ray(address: str | None) -> None:
     from orchestrator.cluster.sessions.environment import prepare_environment
 
     prepare_environment(address)
-
-
-def _given(key: str, overrides: tuple[str, ...]) -> str | None:
-    values = [each.partition("=")[2] for each in overrides if each.partition("=")[0] == key]
-    return values[-1] or None if values else None
 
 
 def _ended(run_id: str, outcome: RunOutcome, typed: tuple[str, ...], uri: str | None) -> Run:

@@ -13,6 +13,7 @@ import pytest
 
 import orchestrator
 from orchestrator.api import launching, one_launch
+from orchestrator.experiments.sweep.report import SweepReport
 from tests.refusals import refused
 
 
@@ -108,3 +109,11 @@ def test_a_launch_is_refused_in_a_process_that_was_forked_after_one(monkeypatch:
     monkeypatch.setattr(one_launch, "_process_of_launches", os.getppid())
     with refused("command.forked"):
         orchestrator.launch("digits")
+
+
+def test_a_sweep_is_looked_for_in_the_store_that_its_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_prepare_ray", "_prepare_numerics"):  # both change the environment
+        monkeypatch.setattr(launching, name, lambda *_: None)
+    report = SweepReport("f" * 32, uri="sqlite:///elsewhere.db")
+    monkeypatch.setattr("orchestrator.experiments.sweep.sweep.sweep", lambda *_, **__: report)
+    assert orchestrator.sweep({"tracking": {"uri": "sqlite:///elsewhere.db"}}).uri == "sqlite:///elsewhere.db"

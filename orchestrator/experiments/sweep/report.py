@@ -25,6 +25,7 @@ class SweepReport:
     objective: Mapping[str, str] = field(default_factory=dict)  # its metric and direction
     error: OrchestratorError | None = None  # what ended the sweep; None where it finished
     whole: Mapping[str, Any] | None = None  # of an ensemble that has been combined; None elsewhere
+    uri: str | None = None  # of the MLflow store; None for the project's
 
     @property
     def status(self) -> Status:
@@ -55,7 +56,8 @@ def report_of(described: Sweep, record: SweepRecord, error: OrchestratorError | 
     chosen = None if best_result is None else {key: trials[best_result.trial.number][key] for key in told_of_best}
     objective = {"metric": described.metric, "direction": described.direction}
     combined = None if history.combined is None else {**history.combined, "model": str(record.files.model)}
-    return SweepReport(record.sweep_id, trials, chosen, objective, error, combined)
+    uri = described.settings.tracking.uri
+    return SweepReport(record.sweep_id, trials, chosen, objective, error, combined, uri)
 
 
 def _was_asked(record: SweepRecord, number: int) -> bool:
