@@ -193,6 +193,7 @@ class Run:
                 artifact=_nothing,
                 notes=list,
                 trouble=None,
+                upload_s=0.0,
             )
             record: Any = SimpleNamespace(
                 tracker=tracker,
