@@ -130,6 +130,15 @@ def test_declared_variables_and_inputs_pass_strict(project: Project, service: st
     assert "note: SCALE" not in done.err
 
 
+def test_code_that_goes_to_another_folder_is_still_the_projects(project: Project) -> None:
+    (project.path / "scaled.py").write_text(f"import os\n\nos.chdir('..')\n{PIPELINE}")
+    project.commit()
+    done = project.run("conf=scaled.yaml", "output=json")
+    assert done.code == 0, done.err
+    assert "SCALE" in done.err
+    assert "is imported" not in done.err
+
+
 def test_a_dry_run_names_them_too(project: Project, service: str) -> None:
     done = project.run("conf=scaled.yaml", "plan=true", "output=json")
     assert any(service in each for each in done.report["obstacles"])

@@ -130,8 +130,9 @@ class MemberActor:
         folder, search_path = project
         if folder is not None:
             os.chdir(folder)
+        self._project = Path.cwd()  # the user's code may go elsewhere
         # Before the driver's own folders, which Ray adds and this node may have too.
-        sys.path[:0] = [str(Path.cwd()), *(os.path.abspath(each) for each in search_path)]  # noqa: PTH100 - `..` taken out
+        sys.path[:0] = [str(self._project), *(os.path.abspath(each) for each in search_path)]  # noqa: PTH100 - `..` taken out
         self._role = role
         self._plan = plan
         self._secrets = secrets
@@ -289,7 +290,7 @@ class MemberActor:
         if self._role == "worker" and self._card and self._plan.run.compute.device == "cuda":
             card_metrics.begin(self._card, self._emit)
         if self._role == "worker":
-            own = imported.digests(imported.files_of(sys.modules), Path.cwd())
+            own = imported.digests(imported.files_of(sys.modules), self._project)
             run_manifest["code"] = {**imported.versions(sys.modules), **own}
         return {
             "run_manifest": run_manifest,
@@ -334,7 +335,7 @@ class MemberActor:
         from orchestrator.provenance.code import imported
         from orchestrator.provenance.environment import node
 
-        modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
+        modules = imported.gather(imported.files_of(sys.modules), self._project, origin)
         compute = self._plan.run.compute
         portable = compute.arithmetic == "portable"
         return {

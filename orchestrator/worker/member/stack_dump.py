@@ -60,6 +60,7 @@ class StackDump:
     """The member's side; one for each process, from the main thread or any other."""
 
     def __init__(self) -> None:
+        self._project = str(Path.cwd())  # the user's code may go elsewhere
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)  # whoever asks empties it first
         faulthandler.register(SIGNAL, file=self._fd, all_threads=True, chain=False)
@@ -69,7 +70,7 @@ class StackDump:
     def place(self) -> dict[str, Any]:
         """A `DumpTarget`, as plain data."""
         package = str(Path(__file__).parents[2])
-        home = Home(str(Path.cwd()), package, sysconfig.get_path("stdlib"))
+        home = Home(self._project, package, sysconfig.get_path("stdlib"))
         return {"pid": os.getpid(), "fd": self._fd, "home": vars(home)}
 
 
