@@ -72,9 +72,8 @@ def serving(uri: str, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen[by
     finally:
         is_main = threading.current_thread() is threading.main_thread()  # others get no signals, and may set none
         watched_here = WATCHED if is_main else ()
-        before = {
-            number: signal.signal(number, signal.SIG_IGN) for number in watched_here
-        }  # or a second Ctrl-C leaves it
+        # Or a second Ctrl-C leaves it.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in watched_here}
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, number)

@@ -48,9 +48,8 @@ class Repeater:
     carried: Mapping[str, Path] | None = None
     rebuilt: Rebuilt | None = None  # environment to repeat it in; None for the one that runs here
     made: Mapping[str, Path] = field(default_factory=dict)  # path -> place of the data that its stages made again
-    unwritten: set[str] = field(
-        default_factory=set
-    )  # runs in the store that did not get all of the outcome, which was told
+    # runs in the store that did not get all of the outcome, which was told
+    unwritten: set[str] = field(default_factory=set)
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
