@@ -94,7 +94,7 @@ def test_the_facts_say_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[bool] = []
     monkeypatch.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
     monkeypatch.setattr(cuda, "start", lambda: prepared.append(True))
-    monkeypatch.setattr(cuda, "prepare", lambda *, tf32: {"device": "cuda", "tf32": tf32})
+    monkeypatch.setattr(cuda, "prepare", lambda: {"device": "cuda"})
     monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"]})
     monkeypatch.setattr(cuda, "card", lambda: {"card": "X", "uuid": "x"})
     monkeypatch.setattr(cuda, "uuid", lambda: "x")
