@@ -196,6 +196,13 @@ class LazyParameter(Numbered):
         return nn.Sequential(nn.LazyLinear(CLASSES))
 
 
+class Scripted(Numbered):
+    def model(self) -> nn.Module:
+        script: Any = torch.jit.script
+        with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # models have it
+            return nn.Sequential(nn.Linear(FEATURES, CLASSES), script(nn.Identity()))
+
+
 class LazyBuffer(Numbered):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.LazyBatchNorm1d(affine=False))

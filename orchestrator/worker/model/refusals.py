@@ -81,6 +81,7 @@ def _refuse_statistics(model: torch.nn.Module) -> None:
 def refuse_unsupported(model: torch.nn.Module) -> None:
     """Raises PipelineRaised for models that cannot be trained exactly, naming the tensor and the remedy."""
     with naming("reading the model's parameters and buffers"):
+        _refuse_torchscript(model)
         _refuse_tensors(model)
         _refuse_shared_memory(model)
         if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
@@ -106,6 +107,18 @@ def compiled_module(model: torch.nn.Module) -> str | None:
     """The first that the pipeline has compiled."""
     with naming("reading the model's layers"):
         return next((name or "model" for name, each in model.named_modules() if inductor.is_compiled(each)), None)
+
+
+def _refuse_torchscript(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"the module {name!r}" if name else "the model"
+            raise PipelineRaised(
+                f"{what} is one of TorchScript, which optimizes itself by what it has computed: a worker that comes later "
+                "could get other bits",
+                "have model() return what torch.jit.script or torch.jit.trace was given; a trained model can be scripted",
+                code="model.torchscript",
+            )
 
 
 def _refuse_tensors(model: torch.nn.Module) -> None:
