@@ -49,13 +49,8 @@ def _set(values: Mapping[str, str]) -> None:
 
 
 def _older(values: Mapping[str, str]) -> str:
-    if values["torch.backends.mkldnn.matmul"] == "bf16":
-        return "medium"
-    return (
-        "high"
-        if "tf32" in (values["torch.backends.mkldnn.matmul"], values["torch.backends.cuda.matmul"])
-        else "highest"
-    )
+    here, there = (values[f"torch.backends.{device}.matmul"] for device in ("mkldnn", "cuda"))
+    return "medium" if here == "bf16" else "high" if "tf32" in (here, there) else "highest"
 
 
 def _places() -> dict[str, Any]:

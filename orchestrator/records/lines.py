@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.records import bounded_json
+from orchestrator.records import bounded_json, redaction
 
 
 class LineFile:
-    """Appends to one file; the caller is its only writer. clean: what is done to every text of a line before it is written, for
-    what is taken out of JSON may take a quote along; trouble: why lines are missing in the file, or None; cuts: how often lines
-    were taken back."""
+    """Appends to one file; the caller is its only writer. clean: changes every text of a line before that is JSON, of which it
+    could take a quote along; trouble: why lines are missing in the file, or None; cuts: how often lines were taken back."""
 
     def __init__(self, path: Path, clean: Callable[[str], str] | None = None) -> None:
         if path.exists():
@@ -37,7 +36,9 @@ class LineFile:
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Lines that a full disk does not take are kept, and tried again with the next ones. Half of a character, as Python
         reads it from a file's name that is not UTF-8, is written as JSON escapes it."""
-        cleaned = lines if self._clean is None else (_over_texts(line, self._clean) for line in lines)
+        cleaned = (
+            lines if self._clean is None else (redaction.over_texts(line, self._clean, keys=True) for line in lines)
+        )
         written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in cleaned)
         self._missing += written.encode(errors="backslashreplace")
         with contextlib.suppress(OSError):
@@ -119,15 +120,6 @@ def _parsed(line: bytes, number: int) -> dict[str, Any]:
     except ValueError:
         raise ValueError(f"line {number} is not what was written") from None
     return found
-
-
-def _over_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A plain value with every text changed, keys among them."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {_over_texts(key, change): _over_texts(each, change) for key, each in value.items()}
-    return [_over_texts(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
 def raw(path: Path) -> list[bytes]:

@@ -100,7 +100,7 @@ def with_variables(value: Any, replacement: Callable[[str], str]) -> Any:
     def replaced(match: re.Match[str]) -> str:
         return replacement(match[1]) if names_secret(match[1], _LIKELY) else match[0]
 
-    return _over_texts(value, lambda text: _NAMED.sub(replaced, text))
+    return over_texts(value, lambda text: _NAMED.sub(replaced, text))
 
 
 class Redactor:
@@ -171,9 +171,12 @@ def _texts(key: str, value: Any) -> list[tuple[str, str]]:
     return [(key, value)] if isinstance(value, str) else []
 
 
-def _over_texts(value: Any, change: Callable[[str], str]) -> Any:
+def over_texts(value: Any, change: Callable[[str], str], *, keys: bool = False) -> Any:
+    """A plain value with every text changed. keys: whether those of mappings are, too."""
     if isinstance(value, Mapping):
-        return {name: _over_texts(item, change) for name, item in value.items()}
+        names = over_texts(list(value), change) if keys else value
+        return dict(zip(names, (over_texts(item, change, keys=keys) for item in value.values()), strict=True))
     if isinstance(value, list | tuple):
-        return type(value)(_over_texts(item, change) for item in value)
+        found = [over_texts(item, change, keys=keys) for item in value]
+        return found if isinstance(value, list) else tuple(found)
     return change(value) if isinstance(value, str) else value

@@ -8,7 +8,6 @@ only of what the record holds for programs, so every number on it is one of MLfl
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from orchestrator.driver.report.page import (
     flat,
 )
 from orchestrator.errors import few
+from orchestrator.provenance.tracking import as_argument
 from orchestrator.records import files_read
 
 _STORE = f"sqlite:///{NAME}/mlflow.db"  # the project's own, seen from its folder
@@ -356,7 +356,7 @@ def _again(contents: CardContents) -> list[Block]:
 
 
 def _command(contents: CardContents, *arguments: str) -> Code:
-    where = "" if contents.uri is None else f" tracking.uri={shlex.quote(contents.uri)}"
+    where = as_argument(contents.uri)
     return Code("\n".join(f"python -m orchestrator {argument}{where}" for argument in arguments))
 
 

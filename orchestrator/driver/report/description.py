@@ -6,12 +6,12 @@ all but three lines behind "Show more", so the command stands near the top. Pure
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.driver.report.card import CardContents
+from orchestrator.provenance.tracking import as_argument
 
 TAG = "mlflow.note.content"
 _REPRODUCED = "**Reproduced:** "
@@ -86,7 +86,7 @@ def _layout(layout: Layout, time: str | None) -> Iterable[str]:
 
 
 def _again(contents: CardContents) -> str:
-    where = "" if contents.uri is None else f" tracking.uri={shlex.quote(contents.uri)}"
+    where = as_argument(contents.uri)
     verbs = ("rerun",) if contents.status == "finished" else ("resume", "rerun")
     commands = (f"`python -m orchestrator {verb}={contents.run_id}{where}`" for verb in verbs)
     return f"**Again:** {' or '.join(commands)}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
 from orchestrator.common.figures import sized
 from orchestrator.driver.report import chaos_report, few
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import three_digits
-from orchestrator.provenance.tracking import is_server, run_page
+from orchestrator.provenance.tracking import as_argument, is_server, run_page
 from orchestrator.records import redaction, times
 
 
@@ -92,7 +91,7 @@ def not_recorded(why: str, run_id: str, uri: str | None, noun: str = "run") -> s
     return (
         f"warning: MLflow has not got all of this {noun}: {why}\n"
         f"  what it lacks is in .orchestrator/{run_id}/, and is sent by the next launch that is recorded there,\n"
-        f"  by `python -m orchestrator runs`, and by `python -m orchestrator resume={run_id}{_where(uri)}`"
+        f"  by `python -m orchestrator runs`, and by `python -m orchestrator resume={run_id}{as_argument(uri)}`"
     )
 
 
@@ -100,12 +99,8 @@ def last_words(run_id: str, uri: str | None, noun: str = "run") -> str:
     """The last words of a process that a second Ctrl-C ends at once. uri: as in `not_recorded`."""
     return (
         f"\nended at once: {noun} {run_id}, its files in .orchestrator/{run_id}/\n"
-        f"  it goes on from its last checkpoint: python -m orchestrator resume={run_id}{_where(uri)}\n"
+        f"  it goes on from its last checkpoint: python -m orchestrator resume={run_id}{as_argument(uri)}\n"
     )
-
-
-def _where(uri: str | None) -> str:
-    return "" if uri is None else f" tracking.uri={shlex.quote(uri)}"
 
 
 def where_to_look(run_id: str, experiment_id: str, store_uri: str, own_uri: str) -> str:
@@ -113,4 +108,4 @@ def where_to_look(run_id: str, experiment_id: str, store_uri: str, own_uri: str)
     named = redaction.text(store_uri)  # output is kept in logs
     if is_server(store_uri):
         return run_page(named, experiment_id, run_id)
-    return "python -m orchestrator ui" + ("" if store_uri == own_uri else f" tracking.uri={shlex.quote(named)}")
+    return f"python -m orchestrator ui{as_argument(None if store_uri == own_uri else named)}"

@@ -1,6 +1,7 @@
 """MLflow, and nothing else imports mlflow: one client, in the driver, buffered."""
 
 from orchestrator.provenance.tracking.addresses import (
+    as_argument,
     default_uri,
     experiment_page,
     is_of_this_machine,
@@ -35,6 +36,7 @@ __all__ = [
     "Past",
     "Store",
     "Tracker",
+    "as_argument",
     "default_uri",
     "experiment_page",
     "identity_of_process",

@@ -5,6 +5,7 @@ opens. Nothing is opened here, but a folder whose path MLflow would read otherwi
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -74,6 +75,11 @@ def run_page(address: str, experiment_id: str, run_id: str) -> str:
 def experiment_page(address: str, experiment_id: str) -> str:
     """The list of an experiment's runs."""
     return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs{_VIEW}"
+
+
+def as_argument(uri: str | None) -> str:
+    """The end of a command that is typed into a shell. uri: of the store; None for the project's own."""
+    return "" if uri is None else f" tracking.uri={shlex.quote(uri)}"
 
 
 def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
