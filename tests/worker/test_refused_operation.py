@@ -1,4 +1,4 @@
-"""If the backward pass of an operation is refused, the message names its line in the user's loss."""
+"""A refused backward pass is named by its line in the user's loss, and one that the loss makes itself is refused."""
 
 from __future__ import annotations
 
@@ -58,9 +58,29 @@ class Once(Padded):
         return super().loss(model, batch)
 
 
-def refusal(kind: type[Padded], precision: Any = "float32") -> PipelineRaised:
+class Backward(p.Small):
+    """Takes a gradient by itself. Added to that of the whole loss, it would count twice."""
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        loss.backward(retain_graph=True)
+        return loss
+
+
+class Penalised(p.Small):
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        return loss + gradients[0].square().mean()
+
+
+def adapter(kind: type[p.Small], precision: Any = "float32") -> PipelineAdapter:
     run = Run(Source("p:Padded", {}), Compute("cpu", 1, precision, False), 3, 1, None)
-    made = PipelineAdapter(kind, run, Data(2, Steps.constant(8), 0))
+    return PipelineAdapter(kind, run, Data(2, Steps.constant(8), 0))
+
+
+def refusal(kind: type[p.Small], precision: Any = "float32") -> PipelineRaised:
+    made = adapter(kind, precision)
     with pytest.raises(PipelineRaised) as caught:
         made.loss(0, 1)
     assert not torch.is_anomaly_enabled()
@@ -86,3 +106,14 @@ def test_a_loss_that_cannot_be_computed_again_hides_nothing() -> None:
     error = refusal(Once)
     assert "kernel: padding by reflection, but for images\n" in error.message
     assert "again" not in error.message
+
+
+def test_a_loss_that_takes_gradients_by_itself_is_refused() -> None:
+    error = refusal(Backward)
+    assert error.message == "loss() (step 0, shard 1) gave the parameter 'weight' a gradient"
+    assert error.remedy.startswith("return the sum of all losses, and leave backward() out")
+    assert error.code == "pipeline.loss-backward"
+
+
+def test_a_penalty_on_gradients_is_none() -> None:
+    assert adapter(Penalised).loss(0, 1) is not None

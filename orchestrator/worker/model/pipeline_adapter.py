@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -215,6 +215,7 @@ class PipelineAdapter:
 
         def eager(batch: Any) -> Judged | None:
             returned = loss_of(batch)
+            self._check_no_gradient(where)
             if not self._weighs and isinstance(returned, Sequence):
                 raise PipelineRaised(
                     f"loss() ({where}) returned a weight, and with privacy.clipping_norm all count the same",
@@ -256,6 +257,22 @@ class PipelineAdapter:
             return loss, given.detach().double().reshape(1)
         weight = weight_of(given, where)
         return None if weight == 0 else (loss, weight)
+
+    def _check_no_gradient(self, where: str) -> None:
+        """Behind `loss`: raises PipelineRaised if it has called backward() by itself, whose gradients the backward pass to come
+        would be added to."""
+        if any(each.grad is not None for each in self._parameters):
+            name = next(name for name, each in self.model.named_parameters() if each.grad is not None)
+            raise PipelineRaised(
+                f"loss() ({where}) gave the parameter {name!r} a gradient",
+                "return the sum of all losses, and leave backward() out, which is called here; a gradient that the loss itself "
+                "needs, as of a penalty, comes from torch.autograd.grad(..., create_graph=True)",
+                code="pipeline.loss-backward",
+            )
+
+    @cached_property
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.model.parameters())
 
     @contextmanager
     def call(self, step: int, shard: int, *, waits: bool = False) -> Iterator[Call]:
