@@ -92,6 +92,23 @@ def test_a_store_that_only_mlflows_variable_names_is_told_of(
     assert [note.endswith("here tracking.uri=http://host:5000") for note in notes] == [True] * is_told
 
 
+def test_pointers_of_git_lfs_in_place_of_data_are_told(project: Path) -> None:
+    (project / "data").mkdir()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 16128\n"
+    (project / "data" / "a.txt").write_text(pointer)
+    (project / "data" / "b.txt").write_text(pointer.replace("oid", "old"))
+    notes = [
+        note
+        for inputs in ("data", "data/a.txt", "data/b.txt")
+        for note in checks.check(load([RUN], [f"data.inputs=[{inputs}]"]), project).notes
+        if "git-lfs" in note
+    ]
+    assert notes == [
+        "data has pointers of git-lfs in place of 1 of its 2 files (a.txt); git lfs pull",
+        "data/a.txt is a pointer of git-lfs in place of the file; git lfs pull",
+    ]
+
+
 @pytest.mark.slow
 def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its import takes longer than all the rest; only `strict` cannot do without."""

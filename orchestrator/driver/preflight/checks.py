@@ -150,6 +150,7 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
             _store_note(settings, work),
         ]
     scans = {path: scan_input(project, path) for path in settings.data.inputs}
+    notes += [_pointers_note(path, found) for path, found in scans.items()]
     found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None], of_cards)
     if settings.strict and found.obstacles:
         raise NotRerunnable(
@@ -219,6 +220,17 @@ def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:
         f"the MLflow store {place} lies in the repository: it and its artifacts are recorded with the code of every run, which "
         f"so is never the same; list {place.name}, mlflow.lock and artifacts/ in .gitignore, or put it elsewhere"
     )
+
+
+def _pointers_note(path: str, found: Scan) -> str | None:
+    """A clone without git-lfs has pointers in place of files. A pipeline that reads text would train on these."""
+    if not found.pointers:
+        return None
+    if found.is_file:
+        return f"{path} is a pointer of git-lfs in place of the file; git lfs pull"
+    names = sorted(found.pointers)
+    listed = ", ".join(names if len(names) < 4 else [*names[:3], "..."])
+    return f"{path} has pointers of git-lfs in place of {len(names)} of its {len(found.entries)} files ({listed}); git lfs pull"
 
 
 def _course(settings: Settings) -> Course:

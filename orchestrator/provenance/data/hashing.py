@@ -18,18 +18,21 @@ from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, MD5
 
 _NO_DATA = frozenset({".git", ".hg", ".dvc", ".orchestrator"})  # what git, DVC and this program keep among the files
+_POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/v1\noid ", range(100, 200)  # of git-lfs
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The content of a path. entries: relative path -> md5, of a file "" -> md5."""
+    """The content of a path."""
 
-    entries: Mapping[str, str]
-    size: int
-    is_file: bool
-    ignored: int = 0
+    entries: Mapping[str, str]  # relative path -> md5, of a file "" -> md5
+    size: int  # in bytes
+    is_file: bool  # else it is a folder
+    ignored: int = 0  # how many files `.dvcignore` leaves out
     # of each entry, a number that stands for the file and its last change; empty where the content is only told
     stamps: Mapping[str, int] = field(default_factory=dict, compare=False)
+    # the entries that are pointers of git-lfs, whose content is elsewhere
+    pointers: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def md5(self) -> str:
@@ -53,16 +56,21 @@ def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5)
     """Hash everything at `path`. Raises FileNotFoundError."""
     status = path.stat()
     if stat.S_ISREG(status.st_mode):
-        return Scan({"": _md5_of_file(path, kind)}, status.st_size, True, stamps={"": _stamp(status)})
-    entries, stamps, size, seen = {}, {}, 0, 0
+        pointers = ("",) if _is_pointer(path, status) else ()
+        return Scan(
+            {"": _md5_of_file(path, kind)}, status.st_size, True, stamps={"": _stamp(status)}, pointers=pointers
+        )
+    entries, stamps, size, seen, pointing = {}, {}, 0, 0, []
     for file, found in _walk(path, ignore):
         name = file.relative_to(path).as_posix()
         stamps[name] = _stamp(found)  # before it is read
         entries[name] = _md5_of_file(file, kind)
         size += found.st_size
+        if _is_pointer(file, found):
+            pointing.append(name)
     if ignore is not None:
         seen = sum(1 for _ in _walk(path, None))
-    return Scan(entries, size, False, max(0, seen - len(entries)), stamps)
+    return Scan(entries, size, False, max(0, seen - len(entries)), stamps, tuple(pointing))
 
 
 def scan_input(project: Path, path: str, kind: str = MD5) -> Scan:
@@ -142,6 +150,13 @@ def _turns_back(top: Path, folder: Path) -> bool:
         return False
     target, above = os.path.realpath(folder), [parent for parent in folder.parents if parent.is_relative_to(top)]
     return any(is_in(os.path.realpath(parent), target) for parent in above)
+
+
+def _is_pointer(path: Path, status: os.stat_result) -> bool:
+    if status.st_size not in _POINTER_BYTES:  # few files are read twice
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
 
 
 def _md5_of_file(path: Path, kind: str = MD5) -> str:
