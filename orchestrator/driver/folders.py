@@ -101,6 +101,17 @@ class RunFolder:
             with locks.held(self._sent):
                 self._lease_now()
 
+    @contextlib.contextmanager
+    def leased(self) -> Iterator[None]:
+        """As `lease`, until the block raises, which gives it back: a process that lives on, such as a notebook's, may be asked
+        again."""
+        self.lease()
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
+
     def _lease_now(self) -> None:
         try:
             self._lock = locks.take(self._lease)

@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.config.resolve import resolve
-from orchestrator.config.settings import load
+from orchestrator.config.settings import load, to_yaml
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.launch.resume import beginning_of, recorded_project
+from orchestrator.driver.launch.resume import beginning_of, recorded_project, resume
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.run.job import storage_of
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import snapshot
 from orchestrator.provenance.data import dvc_files
-from orchestrator.provenance.tracking import Past
+from orchestrator.provenance.tracking import Past, Store, Tracker
+from orchestrator.provenance.tracking.store import USER, user
 from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
 from orchestrator.records.lines import LineFile
 from tests.checkpoint.stores import events, example
@@ -53,6 +54,26 @@ def test_numbers_of_members_and_generations_are_never_given_again(tmp_path: Path
         files = files_with(tmp_path / event, [*started, *generations, {"event": event, role: 7}])
         requirements = beginning_of(PLAN, files, lambda _sentence: None).requirements
         assert (requirements.member, requirements.generation, requirements.checkpoint) == (8, 2, None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_a_process_that_lives_on_may_be_asked_again_after_a_wrong_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook's: it was told that this process drives the run."""
+    monkeypatch.chdir(tmp_path)
+    store = Store(None, project_folder(tmp_path))
+    tracker = Tracker.create(store, store.experiment("e"), "stopped", every_s=1.0)
+    tracker.describe({}, {USER: user()})
+    tracker.end("KILLED")
+    files = RunFolder(store.folder, tracker.run_id)
+    files.settings.write_text(to_yaml(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [])))
+    files.data.write_text('{"inputs": []}')
+    for _ in range(2):
+        with refused("settings.no-such-key", "run.stepps"):
+            resume(tracker.run_id, ["run.stepps=9"], None)
+    assert not files.is_driven
 
 
 def test_a_run_that_has_left_nothing_begins_as_a_new_one(tmp_path: Path) -> None:

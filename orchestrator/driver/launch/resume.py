@@ -84,26 +84,26 @@ def resume(
         )
     recorded = Recorded.of(store, folder, past)
     trust.require_own(past, trusted, "a resume", lambda: trust.examine(recorded, overrides))
-    recorded.files.lease()
-    recorded.require_readable()
-    settings = recorded.settings(overrides)
-    _check_filed(recorded.held, settings)
-    secret = private.of_record(settings, recorded.files, past.run_id)
-    with recorded_project(recorded, project, folder, display) as place:
-        settings = begin.all_pinned(settings, place, trusted=trusted)
-        provenance = checks.check(settings, place)  # most of its notes are on what a launch is about to record
-        plan, notes = resolve(settings), tuple(provenance.of_cards)
-        run_start = beginning_of(plan, recorded.files, display.say)
-        posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
-        with (
-            posted as pending_signal,
-            supervised(settings, typed, pending_signal, project) as supervision,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
-            ray = None if beside is None else beside.ray
-            job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision, notes)
-            run_id, outcome = job.complete(opening, run_start)
+    with recorded.files.leased():
+        recorded.require_readable()
+        settings = recorded.settings(overrides)
+        _check_filed(recorded.held, settings)
+        secret = private.of_record(settings, recorded.files, past.run_id)
+        with recorded_project(recorded, project, folder, display) as place:
+            settings = begin.all_pinned(settings, place, trusted=trusted)
+            provenance = checks.check(settings, place)  # most of its notes are on what a launch is about to record
+            plan, notes = resolve(settings), tuple(provenance.of_cards)
+            run_start = beginning_of(plan, recorded.files, display.say)
+            posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
+            with (
+                posted as pending_signal,
+                supervised(settings, typed, pending_signal, project) as supervision,
+                ThreadPoolExecutor(1) as pool,
+            ):
+                opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
+                ray = None if beside is None else beside.ray
+                job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision, notes)
+                run_id, outcome = job.complete(opening, run_start)
     without_ray(run_id, outcome, plan, supervision)
     return with_weights(run_id, outcome, uri, typed) if beside is None else (run_id, outcome)
 

@@ -57,6 +57,10 @@ class SweepFolder:
         """Keep every other driver away. Raises UsageError."""
         self._run.lease()
 
+    def leased(self) -> contextlib.AbstractContextManager[None]:
+        """As that of a run."""
+        return self._run.leased()
+
     def release(self) -> None:
         """Let other drivers have it."""
         self._run.release()

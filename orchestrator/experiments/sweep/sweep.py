@@ -104,19 +104,19 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
         kept_overrides,
         f"leave it out, or launch a new {past.kind}; parallel and what changes only the execution may differ",
     )
-    files.lease()
-    history = SweepHistory.read(files.journal)  # as it is now that nobody else writes it
-    verify(changed.course, look(changed.course, history.ended, history.asked))
-    notes = checks.take_cards(changed.settings)
-    display = for_stream()
-    display.say(f"going on with {past.kind} {past.run_id}: {len(history.ended)} runs have ended")
-    require_secret([] if first is None else [first], kept_overrides)
-    with contextlib.ExitStack() as worktrees:
-        if first is not None:
-            worktrees.enter_context(recorded_project(first, project, folder, display))
-        record = SweepRecord.reopen(changed, store, files)
-        tree = None if first is None else first.code.get("tree")
-        return _drive(changed, record, folder, of_runs(kept_overrides), tree, notes=notes, trusted=trusted)
+    with files.leased():
+        history = SweepHistory.read(files.journal)  # as it is now that nobody else writes it
+        verify(changed.course, look(changed.course, history.ended, history.asked))
+        notes = checks.take_cards(changed.settings)
+        display = for_stream()
+        display.say(f"going on with {past.kind} {past.run_id}: {len(history.ended)} runs have ended")
+        require_secret([] if first is None else [first], kept_overrides)
+        with contextlib.ExitStack() as worktrees:
+            if first is not None:
+                worktrees.enter_context(recorded_project(first, project, folder, display))
+            record = SweepRecord.reopen(changed, store, files)
+            tree = None if first is None else first.code.get("tree")
+            return _drive(changed, record, folder, of_runs(kept_overrides), tree, notes=notes, trusted=trusted)
 
 
 def _first_recorded(store: Store, folder: Path, known: SweepHistory) -> Recorded | None:
