@@ -185,6 +185,11 @@ def test_options_of_a_local_optimizer_are_looked_at_as_those_of_the_other(projec
         checks.check(load([RUN], overrides), project)
 
 
+def test_an_alias_that_mlflow_keeps_for_itself_is_refused_before_the_training(project: Path) -> None:
+    with refused("mlflow.alias", "tracking.register: 'latest'"):
+        checks.check(load([RUN], ["tracking.register=digits@latest"]), project)
+
+
 def test_what_a_client_dropped_is_not_added_by_another(project: Path) -> None:
     clients = ["data.partition={name: iid, clients: 40}", "local.steps=2", "local.optimizer={name: sgd, lr: 0.1}"]
     checks.check(load([RUN], [*clients, "compression={name: quantize, error_feedback: false}"]), project)

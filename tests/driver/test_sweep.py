@@ -27,7 +27,7 @@ from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.experiments.search.space import Choice, Range, Space
 from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.experiments.sweep import trials
-from orchestrator.experiments.sweep.record import SweepHistory, of_runs, parameters
+from orchestrator.experiments.sweep.record import SweepHistory, SweepRecord, of_runs, parameters
 from orchestrator.experiments.sweep.report import SweepReport, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import (
     Seen,
@@ -336,6 +336,15 @@ def test_repetitions_of_an_ensemble_part_where_its_whole_differs() -> None:
     assert parting(before, SweepHistory(combined=dict(WHOLE))) is None
     assert parting(before, after) == "the whole of the same members came to another digest and weights"
     assert parting(before, SweepHistory()) is not None
+
+
+def test_an_ensemble_is_logged_whatever_its_name(tmp_path: Path) -> None:
+    described = load_sweep("ensemble", ["run.name=digits.v2"])
+    known = SweepHistory(combined=dict(WHOLE))
+    record: Any = SimpleNamespace(known=known, tracker=MagicMock(), files=SimpleNamespace(model=tmp_path))
+    SweepRecord.log_model(record, described)
+    folder, _ = record.tracker.model.call_args.args
+    assert folder.name == "digits-v2"
 
 
 @pytest.mark.slow

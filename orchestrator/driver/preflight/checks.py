@@ -46,6 +46,7 @@ from orchestrator.optim.schedules import SCHEDULES
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
+from orchestrator.provenance.tracking import names
 from orchestrator.provenance.tracking.addresses import absolute, database_of, default_uri
 from orchestrator.records import input_audit, loggers, redaction
 
@@ -121,6 +122,7 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
         *_checkpoint_problems(settings),
         *([] if cards_elsewhere else of_device),
         *loggers.problems(settings.tracking.also),
+        *names.registration_problems("tracking.register", settings.tracking.register),
         *_metrics_problems(settings),
     ]
     if problems:

@@ -27,7 +27,7 @@ from orchestrator.experiments.search.asking import Trial
 from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.experiments.search.sweeps import load_sweep
-from orchestrator.provenance.tracking import KIND, Past, Store, Tracker
+from orchestrator.provenance.tracking import KIND, Past, Store, Tracker, names
 from orchestrator.provenance.tracking.models import ModelFolder, Registration
 from orchestrator.provenance.tracking.store import USER, user
 from orchestrator.records import lines
@@ -193,7 +193,7 @@ class SweepRecord:
         for member, values in rows:
             self.tracker.metrics(member, {name: value for name, value in values.items() if value is not None})
         self.tracker.tag("digest", whole["digest"])
-        name = sweep.settings.run.name or ENSEMBLE
+        name = names.of_logged_model(sweep.settings.run.name or ENSEMBLE)
         described = {"members": str(ensemble.members), "combine": ensemble.combine, "digest": whole["digest"]}
         registration = None if ensemble.register is None else Registration.parse(ensemble.register)
         folder = ModelFolder(self.files.model, 0, described, name=name, loader=_LOADER, tag="model")

@@ -55,7 +55,7 @@ from orchestrator.experiments.sweep.record import (
 from orchestrator.experiments.sweep.report import SweepReport, report_of, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import Seen, TrialBoard, ranked, show_point
 from orchestrator.experiments.sweep.trials import Trials, failed_all
-from orchestrator.provenance.tracking import Past, Store
+from orchestrator.provenance.tracking import Past, Store, names
 from orchestrator.worker.ensemble import combination_laws
 from orchestrator.worker.model import construction
 
@@ -135,6 +135,8 @@ def _check(described: Sweep, project: Path) -> list[str]:
     if is_reference(course.search.name) and (problems := laws.problems(course.space, course.search, course.seed)):
         raise ConfigurationError(problems)
     ensemble = described.ensemble
+    if ensemble is not None and (problems := names.registration_problems("ensemble.register", ensemble.register)):
+        raise ConfigurationError(problems)
     if (
         ensemble is not None
         and is_reference(ensemble.combine)

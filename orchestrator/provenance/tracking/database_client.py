@@ -267,6 +267,8 @@ class DatabaseClient(Client):
     @_usual
     def begin_model(self, run_id: str, name: str, tags: Mapping[str, str], params: Mapping[str, str]) -> str:
         _check_name(name)
+        if names.of_logged_model(name) != name:
+            raise _UnusualError
         model_id, now = f"m-{uuid.uuid4().hex}", _now_ms()
         with self._writing() as connection:
             experiment = _check_active(connection, run_id)

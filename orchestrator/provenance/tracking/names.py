@@ -12,6 +12,8 @@ import hashlib
 import re
 import sys
 
+from orchestrator.errors import coded
+
 MOST = 250
 DIGITS = 16  # of the hash at the end of a name that was too long
 _KEPT = 220  # of such a name
@@ -23,6 +25,9 @@ _REFUSED = re.compile(
     r"|_(?=x[0-9A-F]{4,6}_)"  # what looks as if it had been written here
 )
 _WRITTEN = re.compile(r"_x([0-9A-F]{4,6})_")
+_OF_REGISTERED = re.compile(r"(?!\.\Z|\.\.)\s*[^/:@'\s][^/:@']*")
+_ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]+", re.IGNORECASE)
+_NOT_OF_LOGGED = re.compile(r"[/:.%\"']")
 _NOTHING = "_xFFFFFF_"  # no character: all of an empty name, and the end of one that was too long
 _LONG = re.compile(rf"(.*){_NOTHING}[0-9a-f]{{{DIGITS}}}", re.DOTALL)
 
@@ -50,6 +55,25 @@ def is_cut(found: str) -> bool:
 def text(value: str) -> str:
     """A value that every store takes: what is no text is written as Python escapes it."""
     return value.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def of_logged_model(name: str) -> str:
+    """A name that MLflow takes for a logged model, of which the run has no other one."""
+    return _NOT_OF_LOGGED.sub("-", name)
+
+
+def registration_problems(key: str, registered: str | None) -> list[str]:
+    """The refusal that MLflow would give after the training. key: of the setting; registered: `NAME` or
+    `NAME@ALIAS`, None for none."""
+    if registered is None:
+        return []
+    name, mark, alias = registered.partition("@")
+    if mark and not _ALIAS.fullmatch(alias):
+        why = "it has letters, digits, - and _, and MLflow keeps latest, v1 and the like for itself"
+        return [coded("mlflow.alias", f"{key}: {alias!r} is no alias of a registered model: {why}")]
+    if not _OF_REGISTERED.fullmatch(name):
+        return [coded("mlflow.registered-name", f"{key}: MLflow registers no model by the name {name!r}")]
+    return []
 
 
 def _character(number: str) -> str:

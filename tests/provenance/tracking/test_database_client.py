@@ -129,6 +129,7 @@ def unusual(client: Client, run_id: str) -> Iterator[tuple[str, Any]]:
     yield "a name that MLflow refuses", lambda: client.log_batch(run_id, metrics=[Metric("a//b", 1.0, 1, 1)])
     yield "a run that is not there", lambda: client.log_batch("f" * 32, tags=[RunTag("t", "1")])
     yield "a name by a tag", lambda: client.set_tag(run_id, "mlflow.runName", "other")
+    yield "a name of a model that MLflow refuses", lambda: client.begin_model(run_id, "resnet.v2", {}, {})
     yield "inputs", lambda: client.log_datasets(run_id, [Dataset("n" * 400, "d", "dvc", "{}")], {})
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from orchestrator.errors import code_of
 from orchestrator.provenance.tracking import names
 
 PARTS = [
@@ -90,6 +91,54 @@ def test_long_names_are_short_and_different(name: str, more: str) -> None:
     assert len(found) <= names.MOST
     validations()[0](found)
     assert found != other
+
+
+REGISTERED = st.lists(st.sampled_from([*PARTS, "@", "'", '"', "latest", "LATEST", "v1", "v", "1", "best"]), max_size=5)
+
+
+@pytest.mark.slow
+@given(REGISTERED.map("".join) | st.text(max_size=10))
+def test_what_is_no_problem_of_a_registered_model_mlflow_takes(registered: str) -> None:
+    from mlflow.utils import validation
+    from mlflow.utils.search_utils import SearchModelVersionUtils
+
+    if names.registration_problems("tracking.register", registered):
+        return
+    name, mark, alias = registered.partition("@")
+    validation._validate_model_name(name)
+    SearchModelVersionUtils.parse_search_filter(f"name='{name}'")  # by which `models` looks for its version
+    if mark:
+        validation._validate_model_alias_name(alias)
+        validation._validate_model_alias_name_reserved(alias)
+
+
+@pytest.mark.parametrize(
+    "registered", [None, "digits", "digits@newest", "größe.v2@b-1", 'a "b"', "m@latest-1", "m@v1a"]
+)
+def test_names_of_registered_models_are_no_problem(registered: str | None) -> None:
+    assert names.registration_problems("tracking.register", registered) == []
+
+
+@pytest.mark.parametrize(
+    ("registered", "code"),
+    [
+        *((name, "mlflow.registered-name") for name in ("team/digits", "a:b", "O'Brien", " ", "", "..", "@newest")),
+        *((f"digits@{alias}", "mlflow.alias") for alias in ("latest", "Latest", "v1", "V12", "a b", "", "a@b", "a.b")),
+    ],
+)
+def test_names_that_mlflow_refuses_after_the_training_are_refused_before_it(registered: str, code: str) -> None:
+    (problem,) = names.registration_problems("tracking.register", registered)
+    assert code_of(problem) == code
+
+
+@pytest.mark.slow
+@given(NAMES.filter(bool))
+@example("resnet.v2")
+@example("lr 'warm' 50%")
+def test_a_run_of_any_name_can_log_a_model(name: str) -> None:
+    from mlflow.utils import validation
+
+    validation._validate_logged_model_name(names.of_logged_model(name))
 
 
 def test_a_long_name_can_be_told_by_its_beginning() -> None:
