@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 USUAL = ("run", "started", "status", "name", "steps", "results", "digest", "rerun")
 _SHOWN_METRICS = 2
 _RESULTS = ("validation/", "train/")
+_NO_VALUE = ("null", "None")  # the text of a setting that has none
 _CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)")
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -139,7 +140,7 @@ def _read(text: str) -> Any:
         with contextlib.suppress(ValueError):
             if str(number := kind(text)) == text:
                 return number
-    return {"": None, "None": None, "True": True, "False": False}.get(text, text)
+    return {"": None, **dict.fromkeys(_NO_VALUE), "True": True, "False": False}.get(text, text)
 
 
 def _check_names(runs: Sequence[Past], names: Iterable[str]) -> None:
@@ -175,6 +176,8 @@ def _holds(past: Past, name: str, sign: str, value: str) -> bool:
     except ValueError:
         if sign in ("=", "!="):
             return bool(held) and _COMPARED[sign](held, value)
+        if held in _NO_VALUE:
+            return False
         raise UsageError(
             f"where: {name} {sign} {value}: {held!r} is not a number that could be compared",
             code="record.not-comparable",
