@@ -26,7 +26,9 @@ from orchestrator.errors import RunFailed, Stalled, WorkerLost
 
 LOSSES = 3
 STALLS = 2
+STOP_S = 30.0  # how long a run that is to stop waits for a member that says nothing at all
 _WAITS = ("exchange", "state_transfer", "idle", "prepare")
+_QUIET_S = 4.0  # twice the time between two heartbeats of a member
 _AMONG_OTHERS = ("exchange", "state_transfer")
 _PAST_COMPUTING = ("exchange", "update", "evaluate", "checkpoint")
 
@@ -36,15 +38,15 @@ Suspicions = Mapping[tuple[int, int, int], tuple[bool, ...]]  # (step, shard, st
 
 def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
     """Members of the present generation that stand still, each with the reason; those that wait for others do not."""
-    limit = state.requirements.timeouts.step_s
+    limit, silence = state.requirements.timeouts.step_s, silence_s(state)
     found = []
     for member in waiting(state):
         still, silent = now - member.moved, now - member.heard
-        if silent > limit:
+        if silent > silence:
             found.append(
                 (
                     LostMember(member=member, how="silent"),
-                    f"did not answer for {silent:.1f} s, the limit is {limit:g} s{_of_card(member)}",
+                    f"did not answer for {silent:.1f} s, the limit is {silence:g} s{_of_card(member)}",
                 )
             )
         elif still > limit and member.heartbeat is not None and _holds_up(state, member.heartbeat, now):
@@ -52,6 +54,22 @@ def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
             why = f"{stood}, the limit is {limit:g} s{_of_card(member)}"
             found.append((LostMember(member=member, how="stalled"), why))
     return found
+
+
+def silence_s(state: ControllerState) -> float:
+    """How long a member may say nothing. One that computes, however long, has heartbeats."""
+    limit = state.requirements.timeouts.step_s
+    return limit if state.interrupted is None else min(limit, STOP_S)
+
+
+def holds_up_stop(state: ControllerState, now: float) -> str:
+    """In words, for whom a run waits that is to stop."""
+    found = []
+    for member in waiting(state):
+        silent = now - member.heard
+        beat = "" if member.heartbeat is None else where(member.heartbeat)
+        found.append(f"{member.name} ({f'silent for {silent:.0f} s' if silent > _QUIET_S else beat or 'beginning'})")
+    return ", ".join(found) or "the checkpoint"
 
 
 def all_wait(state: ControllerState, now: float) -> bool:

@@ -918,6 +918,30 @@ def test_an_interruption_waits_for_who_still_writes_when_others_have_written() -
     assert "the newest checkpoint holds 6 steps" in str(play.error())
 
 
+def test_an_interruption_waits_for_a_silent_member_for_a_moment_only() -> None:
+    """All workers were stopped (SIGSTOP): the run ended after the 600 s of cluster.step_timeout_s, without a word."""
+    play = begun(requirements(step_s=600.0))
+    play.wait(100.0, compute(1, 5, 0))  # long before one that says nothing is given up
+    assert play.of(Kill) == []
+    play(Interrupt("SIGINT"))
+    play.wait(1.0, compute(1, 5, 0))
+    assert [each.member for each in play.of(Kill)] == [0]
+    play(left(1, 6))
+    assert play.of(Begin)[-1].members == (1,)  # which saves what it holds
+
+
+def test_an_interruption_waits_for_a_long_micro_batch() -> None:
+    play = begun(requirements(step_s=600.0))
+    play(Interrupt("SIGINT"))
+    play.wait(300.0, compute(0, 5, 0), compute(1, 5, 1))
+    assert play.of(Kill) == []
+    held_up = fault_attribution.holds_up_stop(play.state, play.now)
+    assert (
+        held_up
+        == "worker 0 (in the compute phase of step 5, shard 0), worker 1 (in the compute phase of step 5, shard 1)"
+    )
+
+
 def test_an_interruption_in_a_regroup_begins_the_generation_and_stops_it() -> None:
     play = begun(requirements(start=3, most=3, least=3))
     play(Died(0, ""), Interrupt("SIGINT"), left(1, 5))

@@ -37,6 +37,12 @@ class Example(NamedTuple):
 
 EXAMPLES = [
     Example("signal", {"name": "SIGINT"}, {"name": "SIGINT"}),
+    Example(
+        "stop_waits",
+        {"signal": "SIGINT", "what": "worker 0 (silent for 6 s)"},
+        {"signal": "SIGINT", "what": "worker 0 (silent for 6 s)"},
+        ("SIGINT: waiting for worker 0 (silent for 6 s); a second one ends the run at once",),
+    ),
     Example("decided", {"from": "a", "to": "b", "reason": "c"}, {"from": "a", "to": "b", "reason": "c"}),
     Example("driver_lost", {"pid": 1, "steps_lost": 2}, {"pid": 1, "steps_lost": 2}),
     Example(

@@ -133,8 +133,7 @@ def _watch_members(decision: Decision) -> None:
 
 def _may_be_stuck(decision: Decision) -> bool:
     """Whether anybody has been quiet for so long that members are to be looked at one by one. At most ticks nobody has."""
-    timeouts = decision.state.requirements.timeouts
-    limit = min(timeouts.step_s, timeouts.unreachable_s)
+    limit = min(fault_attribution.silence_s(decision.state), decision.state.requirements.timeouts.unreachable_s)
     if decision.now - decision.state.all_heard <= limit:
         return False
     quiet = [min(member.heard, member.moved) for member in waiting(decision.state)]

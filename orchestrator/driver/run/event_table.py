@@ -232,6 +232,9 @@ def _compared_sentences(facts: Facts) -> Sequence[str]:
 EVENTS: Mapping[str, EventType] = {
     # the run as a whole
     "signal": EventType(only("name")),
+    "stop_waits": EventType(
+        only("signal", "what"), say("{signal}: waiting for {what}; a second one ends the run at once")
+    ),
     "decided": EventType(only("from", "to", "reason")),
     "ray_gone": EventType(only("why", "details?"), _ray_gone),
     "driver_lost": EventType(only("pid", "steps_lost")),

@@ -45,6 +45,7 @@ from orchestrator.optim.privacy.keys import Keys
 from orchestrator.records.merging import Disagreement, History
 
 _TICK_S = 0.25
+_TELL_S = 5.0  # after a signal: most runs have ended by then
 _OF_SAMPLES = ("reference", "partition")
 _WITHOUT_RAY_S = 20.0  # Ray ends a process that misses its head for a minute
 _TWO_WAYS = (
@@ -101,6 +102,7 @@ class Session:
         self._stands: dict[int, str] = {}  # of members that are about to be killed, where they stand
         self._draining: Mapping[str, float | None] = {}  # nodes that go away
         self._posted: str | None = None  # the last signal
+        self._tells_of_stop: float | None = None  # when to say for whom it waits; None where that is said, or none came
         self._stood_at: str | None = None  # of the last stuck member of which it is known
         self._asked: dict[int, str] = {}  # member that was asked what its process is made of -> its node
         self._described: set[str] = set()  # nodes
@@ -156,6 +158,11 @@ class Session:
             self._posted = pending_signal.signal
             self._event_sink.event("signal", name=self._posted)
             self._decide(events.Interrupt(self._posted))
+            self._tells_of_stop = time.monotonic() + _TELL_S
+        if self._tells_of_stop is not None and time.monotonic() > self._tells_of_stop:
+            self._tells_of_stop = None
+            what = fault_attribution.holds_up_stop(self._state, time.monotonic())
+            self._event_sink.event("stop_waits", signal=self._posted, what=what)
         self._looked_for_dead = False
         for heard in self._members.hear(_TICK_S):
             self._hear(heard)
