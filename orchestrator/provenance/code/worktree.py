@@ -239,8 +239,9 @@ def _read(reading: _Reading, repository: _Repository) -> _Seen:
     tracked, committed = repository.tracked(), repository.committed(head)
     ids = frozenset(item.entry.id for item in tracked.values()) | {item.id for item in committed.values()}
     everything = repository.untracked()
-    untracked = [path for path in everything if not secrets.is_suspicious(objects.shown(path))]
-    reading.left_out += [objects.shown(repository.prefix + path) for path in everything if path not in untracked]
+    left_out = {path for path in everything if secrets.is_suspicious(objects.shown(path))}
+    untracked = [path for path in everything if path not in left_out]
+    reading.left_out += [objects.shown(repository.prefix + path) for path in everything if path in left_out]
     links = [path for path, item in tracked.items() if item.entry.mode == objects.REPOSITORY]
     own = {}
     for path in [*tracked, *untracked]:

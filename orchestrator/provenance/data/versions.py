@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator.data.files import manifest
@@ -93,7 +93,7 @@ def look_up(project: Path, scans: Mapping[str, Scan]) -> list[Input]:
 def _look_up(project: Path, path: str, scan: Scan, known_outs: list[Out], storage: Storage | None) -> Input:
     place, outs = _holders(project, path, known_outs)
     cached_outs = [out for out in outs if out.cached]
-    uncached = [name for name in scan.entries if not any(is_in(_join(place, name), out.path) for out in cached_outs)]
+    uncached = _beside(scan, place, cached_outs)
     loose = _not_in_code(project, [_join(place, name) for name in uncached])
     stages = {out.stage for out in outs}
     is_whole = _is_whole(outs, place)
@@ -135,6 +135,16 @@ def _holders(project: Path, path: str, known: list[Out]) -> tuple[str, list[Out]
         if outs:
             return place, outs
     return lexical, []
+
+
+def _beside(scan: Scan, place: str, outs: Sequence[Out]) -> list[str]:
+    """The files that lie in none of the outs, of which there may be as many as files."""
+    if not outs:
+        return list(scan.entries)
+    if _is_whole(outs, place):
+        return []
+    inside = {os.path.relpath(out.path, place) for out in outs}
+    return [name for name in scan.entries if inside.isdisjoint((name, *map(str, PurePosixPath(name).parents)))]
 
 
 def _is_whole(outs: Sequence[Out], place: str) -> bool:
