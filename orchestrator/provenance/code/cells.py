@@ -308,18 +308,32 @@ def _written(value: Any) -> tuple[str, str] | None:
         return "pathlib", f"pathlib.Path({str(value)!r})"
     if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
         return "torch", f"torch.{repr(value).removeprefix('torch.')}"
-    return ("", repr(value)) if _is_plain(value) else None
+    return ("", _text(value)) if _is_plain(value) else None
 
 
 def _is_plain(value: Any) -> bool:
     """Whether the text of it is it: numbers, text, and collections of them."""
     if not _has_plain_types(value):
         return False
-    text = repr(value)
+    text = _text(value)
     try:
         return len(text) <= _LONGEST and bool(ast.literal_eval(text) == value)
     except (ValueError, SyntaxError):  # nan, and what is empty
         return False
+
+
+def _text(value: Any) -> str:
+    """As `repr` writes it, but for the order of a set, which each process chooses anew: the module would be another one, and
+    could go through its set in another order."""
+    if type(value) is set and value:
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{_text(key)}: {_text(each)}' for key, each in value.items())}}}"
+    if type(value) is list:
+        return f"[{', '.join(map(_text, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(_text, value))}{',' if len(value) == 1 else ''})"
+    return repr(value)
 
 
 def _has_plain_types(value: Any) -> bool:

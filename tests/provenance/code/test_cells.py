@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import cells
@@ -85,6 +87,29 @@ def test_paths_types_and_devices_are_written(monkeypatch: pytest.MonkeyPatch) ->
 
 
 DATA = "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Net:\n    n: Missing = 3\n"
+
+
+PLAIN = st.recursive(
+    st.integers() | st.text(max_size=3) | st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda below: (
+        st.lists(below, max_size=3)
+        | st.lists(below, max_size=3).map(tuple)
+        | st.dictionaries(st.text(), below, max_size=3)
+    ),
+)
+
+
+@given(PLAIN)
+def test_values_are_written_as_python_writes_them(value: Any) -> None:
+    assert cells._text(value) == repr(value)
+
+
+def test_a_set_is_written_in_one_order_whatever_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order hangs on the seed of hashes, which is another one in each notebook."""
+    kept = [f"class {number}" for number in range(20)]
+    made = module_of(monkeypatch, f"KEPT = {{*{kept}}}\nclass Net:\n    kept = [KEPT, (1, {{2}}), set()]")
+    assert made["Net"].kept == [{*kept}, (1, {2}), set()]
+    assert f"KEPT = {{{', '.join(map(repr, sorted(kept)))}}}\n" in made["text"]
 
 
 def test_a_dataclass_whose_annotations_are_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
