@@ -396,7 +396,7 @@ def disagreement(
             "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR"
             if why
             else "put back what the pipeline reads beside data.inputs, if it changed meanwhile, and declare it there; draw "
-            "from torch, numpy or random alone, which are seeded",
+            "from torch, numpy or random alone, which are seeded, and keep no sample that was drawn",
             code="replica.other-bits",
         )
     return Inconsistent(

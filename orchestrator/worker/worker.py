@@ -167,12 +167,12 @@ class Worker:
         with phases.of("data and model", "worker"):
             workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)
         notes = workload.begin(plan)
-        if self._services.tries_answers:  # one worker tells for all
+        if self._services.is_first:  # one worker tells for all
             for note in notes:
                 self._services.emit({"event": "device", "why": note})
         refusals.refuse_moving(workload.model, workload.buffer_rules, plan)
         refusals.refuse_compiled(workload.model, plan)
-        if self._services.tries_answers and (found := serving_trial.unfit(plan, workload)) is not None:
+        if self._services.is_first and (found := serving_trial.unfit(plan, workload)) is not None:
             self._services.emit({"event": "unserved", **found})
         if workload.batches.streams is not None:
             refusals.refuse_epochs(plan)
@@ -329,6 +329,8 @@ class Worker:
     def _prove(self, replica: Replica, anew: proof.Anew | None) -> str:
         """The reference. Operations are counted too where a GPU computes: eagerly, and with nothing kept of it."""
         compute = self._plan.run.compute
+        if not self._services.is_first:
+            self._workload.batches.read_otherwise()
         reference = proof.reference(self._workload, replica, anew=anew, compiles=compute.compiled)
         if compute.device == "cuda":
             with inductor.left_out() if compute.compiled else nullcontext():

@@ -295,14 +295,14 @@ def test_two_thousand_losses_leave_no_descriptor_and_no_member_behind(monkeypatc
         assert len(held._members) == 1
 
 
-def test_one_worker_of_a_run_tries_how_the_model_may_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_of_a_run_is_told_that_it_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy that it asks costs the others nothing."""
     tries = []
     ray = DoubleOfRay()
     actor = ray.remote()(None).options().remote()
 
-    def start(role: str, *_: Any, tries_answers: bool) -> Any:
-        tries.append((role, tries_answers))
+    def start(role: str, *_: Any, is_first: bool) -> Any:
+        tries.append((role, is_first))
         return actor
 
     kind = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))

@@ -406,9 +406,13 @@ class _Members:
         accounts = [TimeAccount(spans=plan.cadence.timeline) for _ in kinds]
         hosts = [
             ProcessServices(
-                Heartbeat(times=account), said.append, start=child, **({} if keeping is None else keeping.writer(said))
+                Heartbeat(times=account),
+                said.append,
+                start=child,
+                is_first=member == 0,
+                **({} if keeping is None else keeping.writer(said)),
             )
-            for account, said in zip(accounts, self.said, strict=True)
+            for member, (account, said) in enumerate(zip(accounts, self.said, strict=True))
         ]
         self.members = [
             kind(plan, regions, host) for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)

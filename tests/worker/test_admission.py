@@ -11,11 +11,17 @@ import pytest
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
+from orchestrator.config.resolve import resolve
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics.determinism import FILL, left_as_it_was, prepare_thread
 from orchestrator.optim.optimizers import OPTIMIZERS, build
 from orchestrator.worker.admission import portability, proof
+from orchestrator.worker.member.generation import ProcessServices
+from orchestrator.worker.worker import Worker
+from tests.comm.transports.memory import LocalRegions
 from tests.refusals import refused
+from tests.worker import pipelines as p
+from tests.worker.runs import settings_for
 
 cudnn: Any = torch.backends.cudnn
 deterministic: Any = torch.utils.deterministic
@@ -87,6 +93,34 @@ def test_a_loss_that_a_scaler_of_torch_scales_is_refused(enabled: bool, wrong: s
     with refused(wrong, "micro-batch") if wrong else nullcontext():
         proof._verify(WORKLOAD, "micro-batch", [0, 1], computed, fills=True)
     assert torch.amp.GradScaler.scale is usual
+
+
+class Kept(p.Noisy):
+    """Keeps what it has drawn, under a name that nobody looks at."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self._kept: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self._kept.setdefault(index, super().__getitem__(index))
+
+
+class Keeping(p.Augmented):
+    def datasets(self) -> tuple[Any, Any]:
+        return Kept(self.rows), p.Noisy(7)
+
+
+@pytest.mark.parametrize(("pipeline", "alike"), [(p.Augmented, True), (Keeping, False)])
+def test_samples_that_depend_on_who_reads_them_first_are_found_by_the_second_worker(
+    pipeline: type[p.Small], alike: bool
+) -> None:
+    plan = resolve(settings_for(pipeline))
+    first, *others = (
+        Worker(plan, LocalRegions(), ProcessServices(is_first=is_first)).prepare()["reference"]
+        for is_first in (True, True, False)
+    )
+    assert [each == first for each in others] == [True, alike]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -112,7 +112,7 @@ class MemberActor:
         # where somebody goes on with the run when the driver is gone; None where nobody does
         driver_handle: DriverHandle | None = None,
         *,
-        tries_answers: bool = False,  # whether it is the worker that tries how the model may be asked, before the first step
+        is_first: bool = False,  # whether it is the first worker that this driver starts
     ) -> None:
         phases.began("process of Ray", role)
         disregard_signals()
@@ -137,7 +137,7 @@ class MemberActor:
         self._plan = plan
         self._secrets = secrets
         once.belong_to_run(secrets[0])
-        self._tries_answers = tries_answers
+        self._is_first = is_first
         self._slots: tuple[int, int] | None = None
         self._weights: Weights | None = None  # while they are read in pieces
         self._crash_record = CrashRecord()
@@ -280,7 +280,7 @@ class MemberActor:
             self._open_slots,
             sites := _sites(self._plan.data.sites),
             child,
-            self._tries_answers,
+            self._is_first,
             take_turn=HostTurns(secret).take,
             on_card=self._on_uuid,
         )

@@ -147,8 +147,7 @@ class Members:
         # the generation that was begun last, and its bytes: it is the same for hundreds of members, and pickled once
         self._packed: tuple[Generation, bytes] | None = None
         self._dying: dict[int, tuple[float, str]] = {}  # who has died: until when last reports are waited for; why
-        # the next worker: one is enough, and if it is lost, the end of the run tells what it finds
-        self._tries_answers = True
+        self._has_worker = False
         self._lasting_memory = lasting_memory.created()  # held open here: it outlives the workers of this node
         self._renewing = renewed(plan.cluster.timeouts.lease_s, lambda: self._relays.renew(trouble))
 
@@ -168,11 +167,11 @@ class Members:
 
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
         """Start its process and have it prepare; "prepared" is heard when it is ready."""
-        tries = role == "worker" and self._tries_answers
-        self._tries_answers = self._tries_answers and not tries
+        is_first = role == "worker" and not self._has_worker  # if it is lost, the end of the run tells what it finds
+        self._has_worker = self._has_worker or is_first
         actor = self._kind.options(**place.options, **self._outliving).remote(
             *(role, member, self._plan, self._secrets, (place.project, place.search_path), self._driver_handle),
-            tries_answers=tries,
+            is_first=is_first,
         )
         self._members[member] = _Member(actor, runtime_env=place.options.get("runtime_env", {}))
         for answer in (actor.locate.remote(), actor.serve.remote()):

@@ -259,8 +259,8 @@ class ProcessServices:
     slots: Callable[[int, SlotRow], ShardSlots | None] = _nowhere
     sites: tuple[str, ...] = ()  # the sites whose bytes this member's node holds
     start: Start = Started  # how a process of loaders or of `on_evaluation` begins
-    # whether this member asks a copy of the model before the first step, as one of a run does
-    tries_answers: bool = True
+    # whether this is the first worker of a driver's: it tells for all, and asks a copy of the model before the first step
+    is_first: bool = True
     changes: Callable[[], None] = _nothing  # is told before the state changes, for what a card still copies of it
     # takes this of the turns of its host, and returns what gives it back; or None while another one has it. None: it is alone
     take_turn: Callable[[int], Callable[[], None] | None] | None = None

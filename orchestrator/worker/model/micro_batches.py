@@ -201,6 +201,14 @@ class MicroBatches:
         if first is not None:
             loaders.verify(first.key, self._read(first))
 
+    def read_otherwise(self) -> None:
+        """Read the first micro-batch with other random numbers, for nobody. A data set that keeps what it draws has other
+        samples from then on than a worker that has not done so, as it would have after a loss; admission compares the two."""
+        own = self._samples.attendance.own[:1]
+        if self.streams is None and own and (first := self._micro_batch(0, own[0])).rows:
+            with suppress(OrchestratorError):  # it is read again when its turn comes, and raises the same then
+                self._read(first._replace(samples_seed=streams.seed_of(self._seed, "other samples", 0, own[0])))
+
     def prefetch_files(self, shards: Sequence[int], steps: int, share: int) -> None:
         """From now on have the files fetched of what a worker reads next that hosts `shards` in a run of `steps`, where the
         training set can; share: the bytes that they may take of the cache."""
