@@ -17,10 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common import card_faults, gpu_memory
-from orchestrator.config.settings import kept
+from orchestrator.config.settings import kept, load, to_yaml
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.experiments import pictures
+from orchestrator.experiments.rerun import sweep as repeated
 from orchestrator.experiments.rerun.sweep import parting
 from orchestrator.experiments.search.asking import Trial
 from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
@@ -28,7 +31,7 @@ from orchestrator.experiments.search.space import Choice, Range, Space
 from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.experiments.sweep import trials
 from orchestrator.experiments.sweep.record import SweepHistory, SweepRecord, of_runs, parameters
-from orchestrator.experiments.sweep.report import SweepReport, summary_of_whole
+from orchestrator.experiments.sweep.report import SweepReport, again, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import (
     Seen,
     TrialBoard,
@@ -40,6 +43,7 @@ from orchestrator.experiments.sweep.trial_board import (
     table,
 )
 from orchestrator.provenance.data.hashing import scan
+from orchestrator.provenance.tracking import Past
 from orchestrator.records import phases
 from tests.products import thinned
 from tests.refusals import refused
@@ -345,6 +349,24 @@ def test_an_ensemble_is_logged_whatever_its_name(tmp_path: Path) -> None:
     SweepRecord.log_model(record, described)
     folder, _ = record.tracker.model.call_args.args
     assert folder.name == "digits-v2"
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_runs_that_chance_has_a_part_in_are_repeated_one_by_one(tmp_path: Path, sync: str) -> None:
+    """A repetition of such a sweep came out as diverged, whatever the machine."""
+    run = {"run": {"steps": 3}, "pipeline": {"target": "a:B"}, "optimizer": {"name": "sgd", "lr": 0.1}}
+    settings = load([{**run, "sync": sync, "topology": "parameter_server"}], [])
+    recorded = Recorded(Past("a" * 32, "n", "e", "FINISHED", 0, 3, {}, "4a4d"), RunFolder(tmp_path, "a" * 32))
+    recorded.files.settings.write_text(to_yaml(settings))
+    described: Any = SimpleNamespace(settings=settings)
+    report = SweepReport("b" * 32, best={"run_id": "a" * 32})
+    if sync == "bsp":
+        repeated.require_none_left_to_chance(recorded.past, [recorded])
+        assert again(described, report) == f"python -m orchestrator rerun={'b' * 32}"
+    else:
+        with refused("sweep.left-to-chance", "sync=asp"):
+            repeated.require_none_left_to_chance(recorded.past, [recorded])
+        assert again(described, report) == f"python -m orchestrator rerun={'a' * 32}"
 
 
 @pytest.mark.slow

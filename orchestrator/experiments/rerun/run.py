@@ -262,6 +262,17 @@ def _replay(original: Recorded) -> list[str]:
     return [*given, *([] if barriers is None else [f"replay={original.files.barriers.resolve()}"])]
 
 
+def left_to_chance(original: Recorded) -> str | None:
+    """The part of a run that chance decided, of which its repetition is told (`_replay`); None where it decided nothing."""
+    if original.barriers() is not None:
+        return f"the order of updates (sync={original.held.sync.name})"
+    if original.files.streams.exists():
+        return "the samples of live streams"
+    if original.files.trace.exists() and trace.sat_out(original.files.trace):
+        return "the steps that sites sat out"
+    return None
+
+
 def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
     """Why a repetition came to nothing. One that could not even start may lack what was said at the launch of the original."""
     error, known = failure(report), original.obstacles

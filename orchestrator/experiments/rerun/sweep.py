@@ -8,7 +8,7 @@ the original, step by step, as `rerun=RUN_ID` does.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import NotRerunnable, OrchestratorError, ending
 from orchestrator.experiments.rerun.repeater import Repeater, exit_code
-from orchestrator.experiments.rerun.run import judged, why_not
+from orchestrator.experiments.rerun.run import judged, left_to_chance, why_not
 from orchestrator.experiments.search.outlook import TrialRung
 from orchestrator.experiments.sweep.record import (
     ENSEMBLE,
@@ -103,6 +103,7 @@ def rerun_sweep(
     trust.require_own(
         by_whom(past, original), trusted, "a rerun", lambda: examine_sweep(past.kind, files, original, overrides)
     )
+    require_none_left_to_chance(past, recorded.values())
     overrides = [*kept.from_variables(files.settings, overrides), *overrides]
     with_same_trials(files, overrides, "leave it out, or launch a new sweep with sweep=")
     require_secret(recorded.values(), overrides)
@@ -124,6 +125,17 @@ def rerun_sweep(
     repeater.tag({sweep_id: {"verdict": word}, past.run_id: {"verdict": word, "verdict_by": sweep_id}})
     repeater.keep({sweep_id: "sweep", past.run_id: f"reruns/{sweep_id}"}, again.verdict)
     return done
+
+
+def require_none_left_to_chance(past: Past, recorded: Iterable[Recorded]) -> None:
+    """Raises NotRerunnable: the command that repeats a sweep tells its runs nothing of what they did before."""
+    for each in recorded:
+        if (what := left_to_chance(each)) is not None:
+            raise NotRerunnable(
+                f"{past.kind} {past.run_id}: chance decided {what} of its runs, so a repetition of the whole would part",
+                f"repeat its runs one by one, which are told: rerun={each.past.run_id}",
+                code="sweep.left-to-chance",
+            )
 
 
 def _recorded(store: Store, folder: Path, run_id: str) -> Recorded:

@@ -8,6 +8,7 @@ from textwrap import indent
 from typing import Any
 
 from orchestrator.common.figures import aligned
+from orchestrator.config.resolve import resolve
 from orchestrator.errors import OrchestratorError, Status, ending, status_of
 from orchestrator.experiments.search.asking import best
 from orchestrator.experiments.search.described import Sweep
@@ -93,6 +94,12 @@ def _trial(described: Sweep, record: SweepRecord, outlook: Outlook, number: int)
     return found
 
 
+def again(described: Sweep, report: SweepReport) -> str:
+    """The command that repeats a sweep; where chance decides the order of updates, its best run, since runs alone are told."""
+    name = report.sweep_id if report.best is None or resolve(described.settings).lockstep else report.best["run_id"]
+    return f"python -m orchestrator rerun={name}"
+
+
 def summary_of_whole(described: Sweep, report: SweepReport) -> str:
     """The outcome of an ensemble, beside its members, for a person."""
     ensemble, whole = described.ensemble, report.whole
@@ -115,7 +122,7 @@ def summary_of_whole(described: Sweep, report: SweepReport) -> str:
             f"  weights  {', '.join(f'{weight:.3g}' for weight in whole['weights'])}",
             f"  digest   {whole['digest']}",
             f"  model    .orchestrator/{report.sweep_id}/model/, in MLflow the model of run {report.sweep_id}",
-            f"  again    python -m orchestrator rerun={report.sweep_id}",
+            f"  again    {again(described, report)}",
         ]
     )
 

@@ -52,7 +52,7 @@ from orchestrator.experiments.sweep.record import (
     require_secret,
     with_same_trials,
 )
-from orchestrator.experiments.sweep.report import SweepReport, report_of, summary_of_whole
+from orchestrator.experiments.sweep.report import SweepReport, again, report_of, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import Seen, TrialBoard, ranked, show_point
 from orchestrator.experiments.sweep.trials import Trials, failed_all
 from orchestrator.provenance.tracking import Past, Store, names
@@ -252,5 +252,5 @@ def _summary(described: Sweep, report: SweepReport) -> str:
         f"{described.metric} {best_one['value']:.6g} ({show_point(best_one['settings'])})\n{table}\n"
         f"  digest   {best_one['digest']}\n"
         f"  sweep    {report.sweep_id}, its files in .orchestrator/{report.sweep_id}/\n"
-        f"  again    python -m orchestrator rerun={report.sweep_id}"
+        f"  again    {again(described, report)}"
     )
