@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, random_split
 
 from tests.worker.pipelines import CLASSES, FEATURES, Batch, Sign, Small
 
@@ -91,6 +91,11 @@ class ModelIsNoModule(Numbered):
 class OneDataset(Numbered):
     def datasets(self) -> Any:
         return super().datasets()[0]
+
+
+class ThreeDatasets(Numbered):
+    def datasets(self) -> Any:
+        return random_split(super().datasets()[0], [0.5, 0.25, 0.25])
 
 
 class NoLength(Numbered):

@@ -56,6 +56,7 @@ PREPARING = [
     Fault(f.RaisesInOptimizer, PipelineRaised, ("optimizer()", "UserError: no such file"), OWN),
     Fault(f.ModelIsNoModule, PipelineRaised, ("model()", "str")),
     Fault(f.OneDataset, PipelineRaised, ("datasets()", "TensorDataset", "(train, None)")),
+    Fault(f.ThreeDatasets, PipelineRaised, ("datasets()", "a list of 3", "(train, None)")),
     Fault(f.NoLength, PipelineRaised, ("training", "__len__")),
     Fault(f.TrainingLoader, PipelineRaised, ("training", "DataLoader", "return its dataset")),
     Fault(f.SamplesByNumber, PipelineRaised, ("training", "dict with the key 0", "as a list")),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import random_split
 
 from orchestrator.config import plan
 from orchestrator.config.settings import Every, Steps
@@ -225,6 +226,15 @@ def test_statistics_of_a_shard_without_weight_do_not_count() -> None:
     for layout in (ONE, Layout(4, "tree")):
         run = train(p.WeightlessStatistics, layout, steps=2, shards=4, batch_size=4, args={"rows": 4})
         assert run.parameters["norm.running_mean"].tolist() == [0.0]
+
+
+class Split(p.Small):
+    def datasets(self) -> Any:
+        return random_split(super().datasets()[0], [0.75, 0.25])
+
+
+def test_datasets_may_be_what_random_split_returns() -> None:
+    assert_same_run(train(Split, Layout(2, "ring")), train(Split))
 
 
 def test_evaluation_gives_every_module_its_mode_back() -> None:

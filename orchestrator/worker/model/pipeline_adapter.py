@@ -361,13 +361,15 @@ class PipelineAdapter:
 
     def _datasets(self) -> tuple[Any, Any]:
         returned: Any = self.pipeline.datasets()
-        if not (isinstance(returned, tuple) and len(returned) == 2):
+        if not isinstance(returned, (tuple, list)) or len(returned) != 2:  # random_split gives a list
+            number = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
             raise PipelineRaised(
-                f"datasets() returned {type(returned).__name__}",
+                f"datasets() returned a {type(returned).__name__}{number}",
                 "return (train, validation), or (train, None)",
                 code="pipeline.datasets",
             )
-        return returned
+        train, validation = returned
+        return train, validation
 
 
 def _is_written_here(module: Any) -> bool:
