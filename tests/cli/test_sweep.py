@@ -31,6 +31,18 @@ search: {name: grid, batch: 4}
 objective: {metric: train/loss}
 halving: {rungs: [2], factor: 4}
 """
+WRITER = """
+class Names:
+    def __init__(self, run):
+        with open('{told}', "a") as file:
+            print(run.name, file=file)
+
+    def metrics(self, step, values):
+        pass
+
+    def end(self, status, results):
+        pass
+"""
 SEARCHED = ("search.trials=24", "search.batch=6", "search.startup=6")
 LONG = ("sweep=sweep", "run.steps=10", "run.arithmetic=portable", "cluster.workers=1", *SEARCHED)
 
@@ -136,9 +148,14 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_end(project: Project
 
 @pytest.mark.long
 def test_a_sweep_with_failures_and_rungs_is_rerun_exactly_and_so_is_a_trial_alone(project: Project) -> None:
-    whole = project.run("sweep=halved", "parallel=2", "output=json")
+    told = project.path.with_name(f"{project.path.name}-told")
+    (project.path / "tell.py").write_text(WRITER.format(told=told))
+    project.commit()
+    whole = project.run("sweep=halved", "parallel=2", "tracking.also=[tell:Names]", "output=json")
+    names = told.read_text()
     again = project.run("rerun=last", "parallel=4", "output=json")
     assert (again.code, again.report["verdict"]) == (0, "exact"), again.err
+    assert told.read_text() == names != ""  # a repetition is of no interest to others
     best = whole.report["best"]
     alone = project.run(f"rerun={best['run_id']}", "output=json")
     assert (alone.code, alone.report["verdict"]) == (0, "exact"), alone.err

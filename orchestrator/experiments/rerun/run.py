@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.preflight import begin, initial, ownership, private
 from orchestrator.driver.recording import trust
@@ -190,13 +191,7 @@ def _repeat(repeater: Repeater, wanted: RerunRequest) -> Rerun | audit.Audited:
         travelled = [] if repeater.carried is None else [original.files.path.parent / container.WHEELS]
         wheels = rebuild.wheels_in(wanted.wheels, *travelled)
         repeater = replace(repeater, rebuilt=rebuild.rebuild(original, repeater.folder, wheels, repeater.display))
-    more = ["trace.tensors_every=1"] if wanted.explaining else []
-    if settings.tracking.register is not None:  # a repetition is no newer version
-        more.append("tracking.register=null")
-    if settings.tracking.metrics_port is not None:  # which the original may still have
-        more.append("tracking.metrics_port=null")
-    if settings.tracking.also:  # nor of interest to others: MLflow has it, with its verdict
-        more.append("tracking.also=[]")
+    more = [*(["trace.tensors_every=1"] if wanted.explaining else []), *unshown(settings)]
     repeater = replace(repeater, overrides=[*original.completed(repeater.overrides), *more, *_replay(original)])
     if drawn is not None:
         return audit.audited(repeater, drawn, check_environment=wanted.check_environment)
@@ -260,6 +255,18 @@ def _replay(original: Recorded) -> list[str]:
     if original.files.trace.exists() and trace.sat_out(original.files.trace):
         given.append(f"sat_out={original.files.trace.resolve()}")
     return [*given, *([] if barriers is None else [f"replay={original.files.barriers.resolve()}"])]
+
+
+def unshown(settings: Settings) -> list[str]:
+    """Overrides of settings by which a repetition would be shown beside its original."""
+    found = []
+    if settings.tracking.register is not None:  # a repetition is no newer version
+        found.append("tracking.register=null")
+    if settings.tracking.metrics_port is not None:  # which the original may still have
+        found.append("tracking.metrics_port=null")
+    if settings.tracking.also:  # nor of interest to others: MLflow has it, with its verdict
+        found.append("tracking.also=[]")
+    return found
 
 
 def left_to_chance(original: Recorded) -> str | None:

@@ -20,7 +20,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import NotRerunnable, OrchestratorError, ending
 from orchestrator.experiments.rerun.repeater import Repeater, exit_code
-from orchestrator.experiments.rerun.run import judged, left_to_chance, why_not
+from orchestrator.experiments.rerun.run import judged, left_to_chance, unshown, why_not
 from orchestrator.experiments.search.outlook import TrialRung
 from orchestrator.experiments.sweep.record import (
     ENSEMBLE,
@@ -105,9 +105,9 @@ def rerun_sweep(
     )
     require_none_left_to_chance(past, recorded.values())
     overrides = [*kept.from_variables(files.settings, overrides), *overrides]
-    with_same_trials(files, overrides, "leave it out, or launch a new sweep with sweep=")
+    described = with_same_trials(files, overrides, "leave it out, or launch a new sweep with sweep=")
     require_secret(recorded.values(), overrides)
-    more = ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
+    more = [*(["ensemble.register=null"] if past.kind == ENSEMBLE else []), *unshown(described.settings)]
     repeater = Repeater(project, folder, store, original, [*overrides, *more], for_stream())
     report = repeater.repeat_sweep(past.kind, files.settings, {"rerun_of": past.run_id})
     sweep_id = report["sweep_id"]
