@@ -26,6 +26,7 @@ from orchestrator.errors import DataDamaged
 
 NAME = "files.json"
 _FORMAT = "files-1"
+_BEGINNING = re.compile(rb'\s*\{\s*"format"\s*:\s*"files-')
 _MD5 = re.compile("[0-9a-f]{32}")
 
 
@@ -73,6 +74,11 @@ class Manifest:
         if self.place is None:
             del described["place"]
         return json.dumps(described, separators=(",", ":")).encode()
+
+
+def begins(data: bytes) -> bool:
+    """Whether these bytes begin a manifest, as this program writes it. Other JSON may have gigabytes."""
+    return _BEGINNING.match(data) is not None
 
 
 def read(data: bytes, where: str) -> Manifest:

@@ -18,6 +18,8 @@ from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, Out, Storage
 from orchestrator.provenance.data.hashing import Scan, is_in, scan_input
 
+_BEGINNING_BYTES = 256
+
 
 @dataclass(frozen=True)
 class Input:
@@ -120,6 +122,9 @@ def _lists(path: Path) -> tuple[int, int] | None:
     if path.suffix != ".json":
         return None
     try:
+        with path.open("rb") as file:
+            if not manifest.begins(file.read(_BEGINNING_BYTES)):
+                return None
         found = manifest.read(path.read_bytes(), str(path))
     except (OSError, DataDamaged):
         return None

@@ -125,6 +125,7 @@ def test_a_manifest_is_read_as_it_was_written(
     files: list[tuple[str, int, int, str]], options: dict[str, int], place: str | None
 ) -> None:
     made = Manifest("jsonl", tuple(File(path, n, size, "0" * 32, at) for path, n, size, at in files), options, place)
+    assert manifest.begins(made.written()[:256])
     try:
         assert manifest.read(made.written(), "here") == made
     except DataDamaged as error:
