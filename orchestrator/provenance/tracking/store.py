@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import pwd
+import re
 import shutil
 import socket
 import sys
@@ -38,6 +39,7 @@ _REQUEST_S = 10  # how long one request to a server may take; MLflow's own defau
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
 _MLFLOWS_OWN = "Default"  # the experiment that it makes in each new store
 _MOST_DIGITS = 18
+_WHOLE_ID = re.compile("[0-9a-f]{32}")  # of a run: all others need not be asked for
 _OF_ANY_STAGE = 3  # ViewType.ALL
 USER = "mlflow.user"
 PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
@@ -265,11 +267,12 @@ class Store:
         except Exception:  # MLflow's, requests': a comparison is a comfort
             return []
 
-    def _search(self, tag: str, value: str | None = None) -> list[Past]:
-        """Those that have this tag, with this value if one is given, newest first."""
-        if self._database is not None and (rows := tables.runs(self._database, tag, value)) is not None:
+    def _search(self, tag: str, value: str | None = None, run_id: str | None = None) -> list[Past]:
+        """Those that have this tag, with this value if one is given, newest first. run_id: as `tables.runs` takes it."""
+        if self._database is not None and (rows := tables.runs(self._database, tag, value, run_id)) is not None:
             return [_past(row) for row in rows]
-        return [_past(row) for row in self._asked(f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'"))]
+        wanted = f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'")
+        return [_past(row) for row in self._asked(wanted + (f" and attributes.run_id = '{run_id}'" if run_id else ""))]
 
     def _asked(self, wanted: str) -> list[tables.RunRow]:
         experiments = {experiment.experiment_id: experiment.name for experiment in self.client.experiments()}
@@ -287,7 +290,8 @@ class Store:
     def find(self, name: str) -> Past:
         """The run of this id, of the only id that begins so, or for `last` the newest one that is no part of another. Raises
         UsageError."""
-        runs = self.past()
+        whole = self._search(HOST, run_id=name) if _WHOLE_ID.fullmatch(name) else []
+        runs = whole or self.past()
         found = (
             [past for past in runs if past.parent is None][:1]
             if name == "last"

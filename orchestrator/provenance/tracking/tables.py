@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from orchestrator.common.tested_versions import MLFLOW_TABLES
 
 _Found = TypeVar("_Found")
+_FEW = 100
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,10 @@ class RunRow:
     metrics: Mapping[str, float]  # the last value of each, by key
 
 
-def runs(database: Path, tag: str, value: str | None = None) -> list[RunRow] | None:
-    """Those that have this tag, with this value if one is given, newest first; None where they are to be asked of MLflow."""
-    return _read(database, lambda connection: _rows(connection, tag, value))
+def runs(database: Path, tag: str, value: str | None = None, run_id: str | None = None) -> list[RunRow] | None:
+    """Those that have this tag, with this value if one is given, newest first; None where they are to be asked of MLflow.
+    run_id: of the only one that is wanted; None for all."""
+    return _read(database, lambda connection: _rows(connection, tag, value, run_id))
 
 
 def stage(database: Path, run_id: str) -> str | None:
@@ -97,13 +99,14 @@ def _read(database: Path, read: Callable[[sqlite3.Connection], _Found]) -> _Foun
         return None
 
 
-def _rows(connection: sqlite3.Connection, tag: str, value: str | None) -> list[RunRow]:
+def _rows(connection: sqlite3.Connection, tag: str, value: str | None, wanted: str | None) -> list[RunRow]:
     found = connection.execute(
         "select run_uuid, runs.name, experiments.name, status, start_time, end_time from runs "
         "join experiments using (experiment_id) join tags using (run_uuid) "
         "where runs.lifecycle_stage = 'active' and experiments.lifecycle_stage = 'active' "
-        "and tags.key = ? and (? is null or tags.value = ?) order by start_time desc, run_uuid",
-        (tag, value, value),
+        "and tags.key = ? and (? is null or tags.value = ?) and (? is null or run_uuid = ?) "
+        "order by start_time desc, run_uuid",
+        (tag, value, value, wanted, wanted),
     ).fetchall()
     chosen = {row[0] for row in found}
     settings = _by_run(connection, "select run_uuid, key, value from params", chosen)
@@ -120,8 +123,10 @@ def _rows(connection: sqlite3.Connection, tag: str, value: str | None) -> list[R
 
 
 def _by_run(connection: sqlite3.Connection, query: str, chosen: set[str]) -> dict[str, dict[str, Any]]:
+    """Few runs are read by the index of each table, which may have millions of rows."""
     found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for run_id, key, value in connection.execute(query):
+    of_few = (row for run_id in chosen for row in connection.execute(f"{query} where run_uuid = ?", (run_id,)))
+    for run_id, key, value in of_few if len(chosen) <= _FEW else connection.execute(query):
         if run_id in chosen:
             found[run_id][key] = value
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 import sqlite3
@@ -60,14 +61,29 @@ def store(tmp_path: Path) -> Store:
     return Store(None, folder)
 
 
-def test_they_are_those_that_mlflow_tells_of(store: Store) -> None:
+def test_they_are_those_that_mlflow_tells_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     database = store.folder / "mlflow.db"
-    for tag, value in [(HOST, None), ("identity", "1"), ("identity", "5"), ("no such", None)]:
+    for (tag, value), few in itertools.product(
+        [(HOST, None), ("identity", "1"), ("identity", "5"), ("no such", None)], (0, 100)
+    ):
+        monkeypatch.setattr(tables, "_FEW", few)
         read = tables.runs(database, tag, value)
         assert read is not None
         asked = store._asked(f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'"))
         assert repr(read) == repr(asked), tag
     assert [past.name for past in store.past()] == [row.name for row in store._asked(f"tags.`{HOST}` LIKE '%'")]
+
+
+def test_a_run_of_a_whole_id_is_found_without_asking_for_all_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rerun of a sweep asks for each of its runs, at a server that may have thousands."""
+    known = store.past()
+    monkeypatch.setattr(Store, "past", lambda _: pytest.fail("all were asked for"))
+    read = tables.runs
+    for found in (read, lambda *_: None):
+        monkeypatch.setattr(tables, "runs", found)
+        assert repr([store.find(past.run_id) for past in known]) == repr(known)
 
 
 def test_a_name_that_no_run_has_is_refused_alike_with_mlflow_and_without(
