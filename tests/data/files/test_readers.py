@@ -56,6 +56,17 @@ def test_a_picture_that_is_none_is_refused_when_it_is_listed(tmp_path: Path) -> 
         index(str(tmp_path), None, {})
 
 
+def test_a_tar_with_a_sparse_member_is_refused(tmp_path: Path) -> None:
+    """As of `tar --sparse`: the bytes behind its own were read as its own."""
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        member = tarfile.TarInfo("a.bin")
+        member.type = tarfile.GNUTYPE_SPARSE
+        archive.addfile(member)
+        archive.addfile(tarfile.TarInfo("b.bin"), io.BytesIO())
+    with refused("data.index-file", "a.bin as a sparse file"):
+        index(str(tmp_path), None, {})
+
+
 @pytest.mark.parametrize("members", [("a/1.txt", "a/1.txt"), ("1.txt", "1.cls", "1.txt")])
 def test_a_tar_with_a_member_twice_in_a_sample_is_refused(members: tuple[str, ...], tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:

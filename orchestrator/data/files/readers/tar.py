@@ -38,6 +38,8 @@ class _Members:
         if not self._samples or self._samples[-1][0] != key:
             self._samples.append((key, {}))
         parts = self._samples[-1][1]
+        if member.issparse():  # its bytes do not lie one behind the other
+            raise ValueError(f"has {member.name} as a sparse file, with holes; write it without --sparse")
         if extension in parts:
             raise ValueError(f"has {member.name} twice in one sample")
         parts[extension] = member.offset_data, member.size
