@@ -17,6 +17,7 @@ Sources: torch.compiler.config, https://docs.pytorch.org/docs/stable/torch.compi
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -31,7 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.common import file_cache
+from orchestrator.common import file_cache, temporary
 from orchestrator.errors import ConfigurationError, coded
 
 NOTE = (
@@ -41,6 +42,7 @@ NOTE = (
 _SHAPES: Final = 1024  # of one frame, and so many of all; each takes seconds to compile
 # Graphs of its own, as TORCHINDUCTOR_CUDAGRAPHS=1 asks for, would be captured within ours, and write gradients that still wait.
 _OPTIONS: Final = {"triton.cudagraphs": False}
+_CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 _OF_VECTORS: Final = "TORCHINDUCTOR_VEC_ISA_OK"  # of a user who knows more of this: it is recorded
 _VARIABLES = re.compile(r"(TORCHINDUCTOR|TORCHDYNAMO|TRITON|TORCH_COMPILE)_\w+|CXX")
 _NO_BITS = re.compile(r"\w*(_DIR|_PATH|_CACHE\w*|_THREADS|VERBOSE)")
@@ -55,6 +57,12 @@ def problem(device: str) -> str | None:
         lacking.append("Python.h, which python3-dev or python3-devel brings")
     if device == "cuda" and _version("triton") is None:
         lacking.append("triton, which torch's wheel for CUDA brings")
+    given = os.environ.get(_CACHE)
+    if not lacking and given and not _takes(Path(given)):
+        return coded(
+            "model.compiler-cache",
+            f"run.compile: the compiler cannot write in {given}, which {_CACHE} names; name another folder, or none",
+        )
     if not lacking:
         return None
     return coded(
@@ -69,9 +77,10 @@ def describe() -> dict[str, Any]:
 
 
 def prepare() -> None:
-    """Have the compiler, which is imported later, keep its results in `folder`, and compile in this process. Variables that a
-    user has set are kept."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder()))
+    """Have the compiler, which is imported later, keep its results in `folder`, or for this process alone if that cannot be
+    written, and compile in this process. Variables that a user has set are kept."""
+    if _CACHE not in os.environ:
+        os.environ[_CACHE] = str(folder() if _takes(folder()) else _of_this_process())
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
@@ -82,6 +91,18 @@ def folder() -> Path:
     made_by = repr((torch.__version__, torch.version.git_version, describe()))
     *_, kept = file_cache.folders(__file__)
     return kept / "inductor" / f"{platform.node()}-{hashlib.sha256(made_by.encode()).hexdigest()[:16]}"
+
+
+def _takes(place: Path) -> bool:
+    """Whether files can be written there, or the folder made."""
+    there = next((each for each in (place, *place.absolute().parents) if each.exists()), place)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _of_this_process() -> Path:
+    until_the_end = contextlib.ExitStack()
+    atexit.register(until_the_end.close)
+    return until_the_end.enter_context(temporary.folder())
 
 
 def compile_model(model: Any) -> None:

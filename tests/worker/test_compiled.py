@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,30 @@ def test_a_node_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "triton" in str(refused.value)
     monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nowhere")
     assert "Python.h" in str(inductor.problem("cpu"))
+
+
+def test_where_the_cache_folder_takes_nothing_a_process_has_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is put back
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # root may write wherever a folder is
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    inductor.prepare()
+    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert place.is_dir()
+    assert place.is_relative_to(tmp_path)
+
+
+def test_a_named_cache_folder_that_takes_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "to be made"))
+    assert inductor.problem("cpu") is None
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.raises(ConfigurationError) as refused:
+        inductor.start("cpu")
+    assert refused.value.code == "model.compiler-cache"
 
 
 def test_what_other_compilers_have_made_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
