@@ -137,7 +137,8 @@ def _refuse_tensors(model: torch.nn.Module) -> None:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise PipelineRaised(
                 f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
-                "keep it dense and on the CPU; run.device says where the run moves it",
+                "have model() give dense tensors in host memory, and leave .to(device), .cuda(), torch.set_default_device and "
+                "DataParallel out: run.device says where the run moves them",
                 code="model.not-dense",
             )
 
