@@ -12,7 +12,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -314,6 +314,7 @@ def export(name: str, request: ExportRequest, uri: str | None) -> Exported:
         for path, (place, entries) in carried.items():
             names[path] = _name_of(path, len(names))
             files |= {f"{names[path]}/{entry}" if entry else names[path]: place / entry for entry in entries}
+        _require_names(files)
         packed = crate.make(files, {**_run(original.past), **begins}, names, request.license, signer)
         size = _write(packed, request.to)
     for note in notes:
@@ -476,10 +477,19 @@ def _run(past: Past) -> dict[str, Any]:
     return {**asdict(past), "metrics": metrics}
 
 
+def _require_names(files: Iterable[str]) -> None:
+    """Raises UsageError for what the data may be called, and nothing in a crate."""
+    if (problem := archive.problem_of([*files])) is not None:
+        raise UsageError(
+            f"data=true: {problem}",
+            "leave data=true out and hand the data over by DVC, or give that file another name and launch the run again",
+            code="export.name",
+        )
+
+
 def _write(made: crate.Made, to: Path) -> int:
+    """Raises ConfigurationError."""
     names = sorted(made.files)
-    problem = archive.problem_of(names)
-    assert problem is None, problem
     try:
         archive.write(made.files, to)
         return to.stat().st_size if to.is_file() else sum((to / name).stat().st_size for name in names)

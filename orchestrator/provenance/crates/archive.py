@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import stat
+import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ MOST_FILES = 200_000
 MOST_BYTES = 1 << 40
 _PIECE_BYTES = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip can hold
+_JOINERS = "\u200c\u200d"  # of letters, in names in Persian and Hindi
 _PLAIN = stat.S_IFREG | 0o644
 _PACKED = (  # do not get smaller
     *(".bundle", ".gz", ".npz", ".parquet", ".png", ".jpg", ".jpeg", ".safetensors", ".zip", ".zst"),
@@ -93,7 +95,7 @@ def problem_of(names: list[str]) -> str | None:
     """Why files of these names are not written: one that leads elsewhere, or two in one place. Pure."""
     found: set[str] = set()
     for name in names:
-        if not name or name != str(PurePosixPath(name)) or name == "." or "\\" in name or not name.isprintable():
+        if not name or name != str(PurePosixPath(name)) or name == "." or "\\" in name or not all(map(_is_shown, name)):
             return f"the name {name!r} is no name of a file in a crate"
         if name.startswith("/") or ".." in name.split("/") or ":" in name.split("/")[0]:
             return f"the name {name!r} leads out of the crate"
@@ -103,6 +105,11 @@ def problem_of(names: list[str]) -> str | None:
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
     both = sorted(found & folders)
     return f"{both[0]!r} is a file and a folder" if both else None
+
+
+def _is_shown(character: str) -> bool:
+    """Whether it may stand in a name: spaces of any width, too, as in names of screenshots and in Japanese."""
+    return character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs"
 
 
 def _of_folder(top: Path) -> list[Member]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.cli import export
 from orchestrator.provenance.crates import archive
 from tests.refusals import refused
 
@@ -38,6 +39,21 @@ def test_two_things_in_one_place_are_refused() -> None:
     assert "twice" in str(archive.problem_of(["a", "b", "a"]))
     assert "a file and a folder" in str(archive.problem_of(["a", "a/b"]))
     assert archive.problem_of(["a/b", "a/c", "d", "e with space", "\u00e9"]) is None
+
+
+def test_spaces_of_any_width_and_joiners_may_stand_in_a_name_and_marks_that_turn_it_may_not() -> None:
+    """As in the names of screenshots, and of files in Japanese and Persian."""
+    assert (
+        archive.problem_of(["5.04\u202fPM.png", "\u5199\u771f\u3000 1", "a\xa0b", "\u0645\u06cc\u200c\u062e"]) is None
+    )
+    for mark in "\u202e\u2066\u2028\x1b\x85\ud800":
+        assert archive.problem_of([f"a{mark}b"]) is not None
+
+
+@pytest.mark.parametrize("name", ["data/a\\b", "data/a\nb", "data/\udcff"])
+def test_data_of_a_name_that_no_crate_can_have_is_refused(name: str) -> None:
+    with refused("export.name", repr(name)):
+        export._require_names(["run.json", name])
 
 
 @given(st.lists(st.text(max_size=20), max_size=6))
