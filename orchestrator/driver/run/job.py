@@ -45,7 +45,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
 from orchestrator.controller.sites import workers_at
 from orchestrator.driver.folders import RunFolder
-from orchestrator.driver.preflight import begin, visible_cards
+from orchestrator.driver.preflight import begin, limits, visible_cards
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.preflight.private import Private
 from orchestrator.driver.recording import model_folder
@@ -207,7 +207,8 @@ class Job:
         before the first member is started; later troubles are in the outcome."""
         plan = self.plan
         self.display.say(f"starting {layout(plan)}{self._crowding()}")
-        for note in self.notes:
+        started = plan.cluster.members.total(plan.cluster.members.most) if self.ray is None else 0
+        for note in (*self.notes, *(limits.notes(started) if started else ())):
             self.display.say(f"note: {note}")
         # Processes that are started from here on inherit it. A Ray that is shared has been started, and is told by the slots.
         own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")

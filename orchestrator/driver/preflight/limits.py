@@ -1,0 +1,30 @@
+"""Limits of the shell (`ulimit`) at which a launch may end. Libraries that come to them tell of a failed allocation, a disk
+or nothing at all."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+
+from orchestrator.common.figures import sized
+
+_ADDRESSES = 3 * 10**9  # that Ray takes in the driver before anything is computed; 2 * 10**9 were too few
+_THREADS = 100, 25  # of a launch, with its Ray; of each worker
+
+
+def notes(members: int, limit_of: Callable[[int], int] = lambda kind: resource.getrlimit(kind)[0]) -> Iterator[str]:
+    """For the user. members: workers and servers that this process starts; limit_of: the soft limit of this kind."""
+    size, addresses, threads = (
+        limit_of(kind) for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NPROC)
+    )
+    if size != resource.RLIM_INFINITY:
+        yield f"no file of this run can grow beyond {sized(size)}, the limit of ulimit -f"
+    if addresses != resource.RLIM_INFINITY and addresses < _ADDRESSES:
+        yield f"ulimit -v leaves each process {sized(addresses)} of addresses, and Ray takes {sized(_ADDRESSES)}: raise it"
+    wanted = _THREADS[0] + _THREADS[1] * members
+    if threads != resource.RLIM_INFINITY and threads < wanted and os.geteuid():  # root has no limit
+        yield (
+            f"ulimit -u leaves this user {threads} processes and threads, and this run starts about {wanted}: raise it, or "
+            f"have fewer workers"
+        )
