@@ -22,6 +22,8 @@ PACKAGE = Path(__file__).resolve().parents[2]
 # Scripts hold the path of their interpreter, compiled files come and go, and the rest says how it was installed.
 _NO_BUILD = re.compile(rb"\.\./|.*\.pyc,|[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_[^,]*)(,|$)")
 
+_LEFT = ("~", "-")  # names that pip gives what it could not remove, as on NFS, and looks at no more
+
 
 def installed(folders: Iterable[str] | None = None) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
     """Name -> version, and name -> build, of each distribution. folders: searched instead of this process's own."""
@@ -83,7 +85,8 @@ def _metadata(folder: Path) -> list[Path]:
     except OSError:
         return []
     installed = folder.name in ("site-packages", "dist-packages")
-    return [place for place in places if place.suffix == ".dist-info" or (installed and place.suffix == ".egg-info")]
+    kinds = (".dist-info", *([".egg-info"] if installed else []))
+    return [place for place in places if place.suffix in kinds and not place.name.startswith(_LEFT)]
 
 
 def _build(place: Path) -> dict[str, Any]:

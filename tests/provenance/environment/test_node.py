@@ -36,6 +36,13 @@ def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     assert len(found.builds["torch"]["sha256"]) == 64
 
 
+def test_what_pip_could_not_remove_is_no_package(tmp_path: Path) -> None:
+    """On NFS an upgrade leaves `~umpy` beside numpy. It is on no other machine, and no index has it."""
+    for name in ("numpy-2.0", "~umpy-1.26", "-umpy-1.25"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    assert packages.installed([str(tmp_path)]) == ({"numpy": "2.0"}, {"numpy": {}})
+
+
 def test_what_python_does_as_it_starts_is_part_of_it_by_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
