@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from orchestrator.common import locks
 from orchestrator.errors import ConfigurationError, UsageError
 
 NAME = ".orchestrator"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ID = re.compile(r"\w[\w-]*", re.ASCII)
 
 
@@ -25,7 +27,7 @@ def project_folder(project: Path) -> Path:
     try:
         folder.mkdir(exist_ok=True)
         ignore = folder / ".gitignore"
-        if not ignore.exists():
+        if not ignore.exists() or not ignore.stat().st_size:  # a full disk has left an empty one
             ignore.write_text("*\n", encoding="utf-8")
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -35,7 +37,7 @@ def project_folder(project: Path) -> Path:
 def _unwritable(folder: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
         [f"{folder} cannot be written: {error.strerror}"],
-        "run from a folder in which you may write",
+        "make room on its disk" if error.errno in _FULL else "run from a folder in which you may write",
         code="project.unwritable",
     )
 

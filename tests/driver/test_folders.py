@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -68,6 +69,21 @@ def test_a_run_whose_folder_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".orchestrator").write_text("")
     with refused("project.unwritable", ".orchestrator"):
         RunFolder(tmp_path / ".orchestrator", "a")
+
+
+def test_what_git_is_to_ignore_is_written_once_a_full_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file stayed empty, and `git add --all` took the runs of the project."""
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, refused("project.unwritable", "make room on its disk"):
+        patched.setattr(Path, "write_text", full)
+        project_folder(tmp_path)
+    assert (project_folder(tmp_path) / ".gitignore").read_text() == "*\n"
 
 
 def test_a_relative_place_of_checkpoints_begins_in_the_projects_folder(tmp_path: Path) -> None:

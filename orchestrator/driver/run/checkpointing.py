@@ -46,6 +46,7 @@ class Saving:
         self._open: dict[_Key, dict[int, dict[str, Any]]] = {}  # the parts that have come, by number
         self._committed: _Key = (-1, -1)
         self._failed = False  # whether a part has failed since, which may be the last that a lost member told
+        self._told: tuple[_Key, str] | None = None  # the last trouble of a part, and of which checkpoint
         self.trouble: str | None = None
         self.given_up = False
 
@@ -64,7 +65,9 @@ class Saving:
         if key <= self._committed:
             return None
         if entry["event"] == "part_failed":
-            self.trouble, self._failed = entry["why"], True
+            self._failed = True
+            if self._told != (key, entry["why"]):  # a full disk is one trouble, whatever the number of parts
+                self.trouble, self._told = entry["why"], (key, entry["why"])
             self._forget(key)
             return None
         parts = self._open.setdefault(key, {})
