@@ -42,10 +42,12 @@ from orchestrator.experiments.sweep.trial_board import (
     summary,
     table,
 )
+from orchestrator.provenance.code.worktree import examine
 from orchestrator.provenance.data.hashing import scan
 from orchestrator.provenance.tracking import Past
 from orchestrator.records import phases
 from tests.products import thinned
+from tests.provenance.code.repositories import create, write
 from tests.refusals import refused
 
 EVENTS = [
@@ -190,6 +192,20 @@ def test_trials_have_the_same_data(tmp_path: Path) -> None:
         begins()
     (rows / "first").write_text("1")
     begins()
+
+
+def test_files_that_a_trial_has_written_into_the_code_are_named(tmp_path: Path) -> None:
+    each = scripted(MagicMock(sweep_id="abc"))
+    project = create(tmp_path / "p", {"a.py": "1"})
+
+    def begins() -> None:
+        each._check_project(SimpleNamespace(work=examine(project), scans={}))
+
+    begins()
+    begins()
+    write(project, {"cached.txt": "2"})
+    with refused("sweep.code-changed", "cached.txt"):
+        begins()
 
 
 def test_the_timeline_of_a_trial_shows_no_phase_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,8 @@ from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import Ended, Outlook, TrialRung, look
 from orchestrator.experiments.sweep.record import SweepRecord
 from orchestrator.experiments.sweep.trial_board import TrialBoard, TrialDisplay
+from orchestrator.provenance.code.changes import differing
+from orchestrator.provenance.code.worktree import WorkTree
 from orchestrator.provenance.data.hashing import Scan
 from orchestrator.provenance.tracking import PARENT
 from orchestrator.records import phases
@@ -70,8 +72,9 @@ class Trials:
     overrides: list[str] = field(default_factory=list)  # of the execution, where a sweep goes on
     tree: str | None = None  # of the code that all trials have
     trusted: bool = False  # as `launch` takes it
+    _code: WorkTree | None = None  # as the first trial of this process had it
     _scans: dict[str, Scan] = field(default_factory=dict)  # of the inputs that trials have, by path
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # of these two, which trials find at the same time
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # of these three, which trials find at the same time
 
     def complete(self) -> Outlook:
         """Raises Interrupted, and what ends a sweep."""
@@ -225,11 +228,15 @@ class Trials:
         RunFailed."""
         tree = None if provenance.work is None else provenance.work.tree
         with self._lock:
-            self.tree = self.tree or tree
+            self.tree, self._code = self.tree or tree, self._code or provenance.work
             if tree != self.tree:
+                now, then = ({} if each is None else each.entries for each in (provenance.work, self._code))
+                files = differing(then, now)
+                named = f" ({few(files, _SHOWN)})" if files else ""
                 raise RunFailed(
-                    f"the code of the project has changed since the {self.sweep.kind} began",
-                    f"it goes on with the code it began with: python -m orchestrator resume={self.record.sweep_id}",
+                    f"the code of the project has changed since the {self.sweep.kind} began{named}",
+                    f"it goes on with the code it began with: python -m orchestrator resume={self.record.sweep_id}; what "
+                    "trials themselves write belongs into .gitignore before they begin",
                     code="sweep.code-changed",
                 )
             scans = provenance.scans

@@ -14,6 +14,7 @@ from typing import Literal
 from orchestrator.common import temporary
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import checkout, git, objects, snapshot
+from orchestrator.provenance.code.objects import Entries
 from orchestrator.provenance.code.worktree import WorkTree, entries_of
 
 Kind = Literal["added", "removed", "changed"]
@@ -58,8 +59,12 @@ def since(bundle: Path, work: WorkTree) -> list[str]:
     with temporary.folder() as folder:
         repository = folder / "one"
         (commit,) = open_bundles(repository, bundle)
-        then = entries_of(git.run(repository, "ls-tree", "-r", "-z", commit))
-    return sorted(objects.shown(path) for path in {*then, *work.entries} if then.get(path) != work.entries.get(path))
+        return differing(entries_of(git.run(repository, "ls-tree", "-r", "-z", commit)), work.entries)
+
+
+def differing(then: Entries, now: Entries) -> list[str]:
+    """The paths at which two trees have other files."""
+    return sorted(objects.shown(path) for path in {*then, *now} if then.get(path) != now.get(path))
 
 
 def open_bundles(repository: Path, *bundles: Path) -> list[str]:
