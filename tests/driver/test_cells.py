@@ -53,7 +53,7 @@ def test_a_folder_in_which_nothing_can_be_written(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     (tmp_path / ".orchestrator").mkdir()
-    (tmp_path / ".orchestrator" / ".gitignore").touch()
+    (tmp_path / ".orchestrator" / ".gitignore").write_text("*\n")
     monkeypatch.setattr(Path, "write_text", full)
     with refused("cells.unwritable"), cells.recorded(tmp_path, NAME, text(1)):
         pass
