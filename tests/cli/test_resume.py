@@ -19,6 +19,7 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load, to_yaml
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.launch.resume import beginning_of, recorded_project, resume
+from orchestrator.driver.preflight import begin
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.run.job import storage_of
 from orchestrator.driver.terminal.progress import for_stream
@@ -26,7 +27,7 @@ from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import snapshot
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.tracking import Past, Store, Tracker
-from orchestrator.provenance.tracking.store import USER, user
+from orchestrator.provenance.tracking.store import KIND, USER, user
 from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
 from orchestrator.records.lines import LineFile
 from tests.checkpoint.stores import events, example
@@ -74,6 +75,20 @@ def test_a_process_that_lives_on_may_be_asked_again_after_a_wrong_override(
         with refused("settings.no-such-key", "run.stepps"):
             resume(tracker.run_id, ["run.stepps=9"], None)
     assert not files.is_driven
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_a_sweep_has_no_state_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of settings was missed in its folder."""
+    monkeypatch.chdir(tmp_path)
+    store = Store(None, project_folder(tmp_path))
+    tracker = Tracker.create(store, store.experiment("e"), "swept", every_s=1.0)
+    tracker.describe({}, {KIND: "sweep"})
+    tracker.end("FINISHED")
+    settings = load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [f"begin={tracker.run_id}"])
+    with refused("begin.not-a-run", "is not a run: sweep"):
+        begin.pinned(settings, tmp_path)
 
 
 def test_a_run_that_has_left_nothing_begins_as_a_new_one(tmp_path: Path) -> None:

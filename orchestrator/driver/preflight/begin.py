@@ -85,6 +85,12 @@ def brought(
     run, _, where = wanted.name.partition("@")
     try:
         past = store.find(run)
+        if past.kind != "run":
+            raise UsageError(
+                f"begin={wanted.name}: {past.run_id} is not a run: {past.kind}",
+                "name one of its runs; list them with: runs",
+                code="begin.not-a-run",
+            )
         files = RunFolder(folder, past.run_id)
         if not files.settings.exists():
             store.fetch(past.run_id, "run", files.path)
