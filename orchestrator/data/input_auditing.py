@@ -61,7 +61,7 @@ _CACHES = (".config/matplotlib", ".cache/fontconfig", ".cache/pip", ".config/pip
 _CODE = re.compile(r".*(\.(py[cdiwx]?|pth|nb[ci]|so(\.[0-9]+)*)|\.(egg|dist)-info(/[^/]*)?)")
 _OF_RAY = re.compile(r"/session_(latest|\d{4}-\d\d-\d\d_[\d_-]+)(/|$)|/tmp/ray(/|$)")
 _OF_TORCH = re.compile(r"/torchinductor_[^/]+(/|$)")
-_RECORDS = "/.orchestrator/"
+_RECORDED = re.compile(r".*/\.(orchestrator|git)(/.*)?")  # runs, and what git has of the code
 # Variables of the shell, the user and the session, of Ray, and those that change bits, which are recorded with the
 # environment.
 _PLACES = re.compile(
@@ -174,7 +174,7 @@ class Window:
         """Whether it is neither of the environment nor declared."""
         inside = self._inside(place)
         path = place if inside is None else f"/{inside}"
-        if place in CHECKED or is_below(place, self._inputs) or _RECORDS in f"{path}/" or _CODE.fullmatch(place):
+        if place in CHECKED or is_below(place, self._inputs) or _RECORDED.fullmatch(path) or _CODE.fullmatch(place):
             return False
         installed = (*_installed(), *self.packages)
         if SITES & set(path.split("/")) or is_below(place, (*installed, *_caches(), *_own_caches())):

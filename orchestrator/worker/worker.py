@@ -38,7 +38,7 @@ from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
 from orchestrator.worker import device as worker_device
 from orchestrator.worker import device_memory
-from orchestrator.worker.admission import portability, proof
+from orchestrator.worker.admission import portability, proof, runs_of_its_own
 from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.between_steps.callbacks import Callbacks
 from orchestrator.worker.between_steps.late_digests import LateDigests
@@ -211,6 +211,8 @@ class Worker:
             replica.forget()  # gradients of the proof, which a spare would hold as long as it waits
             if compute.device == "cuda" and (self._flops_per_sample is not None or self._is_staged):
                 self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
+        if self._services.is_first and (note := runs_of_its_own.note()) is not None:
+            self._services.emit({"event": "device", "why": note})
         return admitted
 
     def _steps(self) -> int:

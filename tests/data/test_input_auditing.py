@@ -71,6 +71,16 @@ def test_what_belongs_to_the_environment_is_no_finding(project: Path) -> None:
     assert not seen(read)
 
 
+def test_what_git_keeps_is_no_finding(tmp_path: Path, project: Path) -> None:
+    """As libraries read it that log the commit. The commit is in the record."""
+    for place in (project, tmp_path):
+        (place / ".git").mkdir()
+        (place / ".git" / "HEAD").write_text("")
+    assert not seen(
+        lambda: [Path(".git/HEAD").read_text(), (tmp_path / ".git/HEAD").read_text(), *Path(".git").iterdir()]
+    )
+
+
 def test_a_package_is_of_the_environment_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where pip was given a target: a file of its own, and a variable that it reads."""
     code = "import os, pathlib\nread = lambda: (pathlib.Path(__file__).with_name('t.csv').read_text(), os.environ.get('ODD'))\n"
