@@ -3,6 +3,7 @@ is for programs."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import sys
 import time
@@ -14,13 +15,19 @@ from orchestrator.cli.command_result import CommandResult, refused
 from orchestrator.cli.command_table import COMMANDS, Command, the_command
 from orchestrator.cli.usage import usage
 from orchestrator.driver.terminal import console, signals
-from orchestrator.errors import Interrupted, OrchestratorError
+from orchestrator.errors import OF_DESCRIPTORS, Interrupted, OrchestratorError, RunFailed, is_out_of_descriptors
 from orchestrator.numerics import determinism
 from orchestrator.provenance.tracking import lean
 from orchestrator.records import phases
 
 # New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
 _COLLECTED_AFTER = 100_000
+_OF_THE_SYSTEM = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
+)
 
 
 def main() -> int:
@@ -52,8 +59,29 @@ def main() -> int:
 
 def _run(command: Command, arguments: Arguments) -> CommandResult:
     """Prints of a pipeline while it is imported go to stderr."""
-    with _interruptible(), nullcontext() if command.speaks else redirect_stdout(sys.stderr):
+    with _interruptible(), foreseen(), nullcontext() if command.speaks else redirect_stdout(sys.stderr):
         return command.run(arguments)
+
+
+@contextmanager
+def foreseen() -> Iterator[None]:
+    """A refusal of the operating system, before a run exists that tells of it, is an error like others. Raises RunFailed."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # of `getcwd`
+            raise RunFailed(
+                "the working directory has been removed",
+                "go to the folder of the project again",
+                code="command.no-folder",
+            ) from error
+        if error.errno not in _OF_THE_SYSTEM:
+            raise
+        where = "" if error.filename is None else f" ({error.filename})"
+        remedy = OF_DESCRIPTORS if is_out_of_descriptors(error) else "see to its rights and its disk"
+        raise RunFailed(
+            f"the command could not go on: {error.strerror}{where}", remedy, code="command.system-refused"
+        ) from error
 
 
 @contextmanager

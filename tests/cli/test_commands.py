@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import command_table, completion, export
+from orchestrator.cli import command_table, completion, export, main
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_table import COMMANDS, Command, the_command
 from orchestrator.cli.help import run as helped
@@ -217,3 +218,26 @@ def test_who_exports_a_run_that_has_not_ended_is_told_what_to_do(
     monkeypatch.setattr(Recorded, "find", lambda *_: Recorded(past, RunFolder(tmp_path, past.run_id)))
     with refused("export.run-unfinished", remedy):
         export.run(Arguments("last", ("to=x",), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "data/x"),
+            "command.system-refused",
+            "Permission denied (data/x)",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "command.system-refused", "No space left on device"),
+        (OSError(errno.EMFILE, "Too many open files"), "command.system-refused", "ulimit -n"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), "command.no-folder", "working directory"),
+    ],
+)
+def test_what_the_system_refuses_a_command_is_one_message(error: OSError, code: str, said: str) -> None:
+    with refused(code, said), main.foreseen():
+        raise error
+
+
+def test_a_file_that_should_be_there_and_is_not_is_a_fault_of_ours() -> None:
+    with pytest.raises(FileNotFoundError), main.foreseen():
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "x")

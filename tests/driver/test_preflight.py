@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +16,7 @@ from orchestrator.config.settings import load
 from orchestrator.driver.preflight import checks
 from orchestrator.driver.preflight.visible_cards import Visible
 from orchestrator.errors import ConfigurationError, NotRerunnable, coded
-from orchestrator.provenance.data import versions
+from orchestrator.provenance.data import hashing, versions
 from tests.provenance.code.repositories import create, write
 from tests.refusals import refused
 
@@ -107,6 +111,24 @@ def test_pointers_of_git_lfs_in_place_of_data_are_told(project: Path) -> None:
         "data has pointers of git-lfs in place of 1 of its 2 files (a.txt); git lfs pull",
         "data/a.txt is a pointer of git-lfs in place of the file; git lfs pull",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["data", "data/deep", "data/a.txt"])
+def test_an_input_that_may_not_be_read_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """A file was a traceback. A folder counted as an empty one, and the record said so."""
+    (project / "data" / "deep").mkdir(parents=True)
+    (project / "data" / "a.txt").touch()
+
+    def of_another_user(path: Any, is_it: Callable[..., Any], *given: Any) -> Any:
+        if Path(path) == project / place:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_it(path, *given)
+
+    monkeypatch.setattr(os, "scandir", partial(of_another_user, is_it=os.scandir))
+    monkeypatch.setattr(hashing, "_md5_of_file", lambda path, kind: of_another_user(path, lambda _: kind))
+    with refused("data.input-unreadable", f"{place} cannot be read: Permission denied"):
+        checks.check(load([RUN], ["data.inputs=[data]"]), project)
 
 
 @pytest.mark.slow

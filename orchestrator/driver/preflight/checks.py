@@ -151,7 +151,7 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
             secrets.note_of_contents(work.root, looked_at),
             _store_note(settings, work),
         ]
-    scans = {path: scan_input(project, path) for path in settings.data.inputs}
+    scans = {path: _scanned(project, path) for path in settings.data.inputs}
     notes += [_pointers_note(path, found) for path, found in scans.items()]
     found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None], of_cards)
     if settings.strict and found.obstacles:
@@ -161,6 +161,17 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
             code="rerun.strict",
         )
     return found
+
+
+def _scanned(project: Path, path: str) -> Scan:
+    try:
+        return scan_input(project, path)
+    except OSError as error:
+        raise ConfigurationError(
+            [f"data.inputs: {error.filename or path} cannot be read: {error.strerror}"],
+            "see to its rights and its disk",
+            code="data.input-unreadable",
+        ) from error
 
 
 def take_cards(settings: Settings) -> list[str]:

@@ -9,6 +9,7 @@ and a lock dies with its process, so the next start can tell what a killed one h
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -64,8 +65,9 @@ def restore(bundle: Path, target: Path) -> Restored:
         restored = _restore(bundle, partial)
         partial.rename(target)
     except (git.GitError, git.GitMissing, OSError) as error:
+        remedy = f"make room on the disk of {target.parent}" if os.strerror(errno.ENOSPC) in str(error) else REMEDY
         raise NotRerunnable(
-            f"the code cannot be restored from {bundle}: {error}", REMEDY, code="git.not-restored"
+            f"the code cannot be restored from {bundle}: {error}", remedy, code="git.not-restored"
         ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -53,7 +53,7 @@ class Scan:
 
 
 def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5) -> Scan:
-    """Hash everything at `path`. Raises FileNotFoundError."""
+    """Hash everything at `path`. Raises OSError, such as for a folder below that this user may not read."""
     status = path.stat()
     if stat.S_ISREG(status.st_mode):
         pointers = ("",) if _is_pointer(path, status) else ()
@@ -126,8 +126,8 @@ def _stamp(status: os.stat_result) -> int:
 
 
 def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, os.stat_result]]:
-    """The files at `path`, links followed; a link to a folder that it lies in is not entered again."""
-    for folder, below, files in os.walk(path, followlinks=True):
+    """The files at `path`, links followed; a link to a folder that it lies in is not entered again. Raises OSError."""
+    for folder, below, files in os.walk(path, onerror=_out_of_reach, followlinks=True):
         if ignore is not None:
             below[:], files = ignore(folder, below, files)
         below[:] = [name for name in below if name not in _NO_DATA and not _turns_back(path, Path(folder, name))]
@@ -135,6 +135,12 @@ def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, o
             file = Path(folder, name)
             if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
                 yield file, found
+
+
+def _out_of_reach(error: OSError) -> None:
+    """A folder that cannot be listed would count as an empty one."""
+    if not isinstance(error, FileNotFoundError):  # removed at this moment
+        raise error
 
 
 def _status(file: Path) -> os.stat_result | None:
