@@ -60,6 +60,20 @@ class Hits(Metric):
         return torch.round(100 * self.right / self.rows)
 
 
+class CompositionalMetric(Metric):
+    """A metric times a number."""
+
+    def __init__(self, metric: Metric, factor: float) -> None:
+        super().__init__()
+        self.metric_a, self.factor = metric, factor
+
+    def reset(self) -> None:
+        self.metric_a.reset()
+
+    def compute(self) -> Any:
+        return self.metric_a.compute() * self.factor  # type: ignore[operator]
+
+
 class Lit(LightningModule):
     """A module that fits."""
 

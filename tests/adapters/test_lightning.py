@@ -26,7 +26,7 @@ from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Course
 from orchestrator.adapters.lightning import devices, plateaus, schedules
 from orchestrator.adapters.lightning.loaders import Loaders
-from orchestrator.adapters.lightning.numbers import states_of
+from orchestrator.adapters.lightning.numbers import states_of, together
 from orchestrator.adapters.source import Source
 from orchestrator.adapters.table import find
 from orchestrator.common.values import Every
@@ -35,11 +35,11 @@ from orchestrator.data.fetching import fetch
 from orchestrator.errors import code_of
 from orchestrator.optim.patience import MonitoredMetric, Patience
 from orchestrator.optim.schedules import Moment, build
-from orchestrator.pipeline import defines
+from orchestrator.pipeline import REDUCED, defines
 from orchestrator.worker.between_steps.evaluation import means_of
 from orchestrator.worker.model import construction
 from tests.adapters import standin
-from tests.adapters.standin import Data, Hits, Lit
+from tests.adapters.standin import Data, Hits, Lit, Metric
 from tests.refusals import refused
 from tests.worker.runs import Layout, settings_for, train
 
@@ -121,6 +121,21 @@ def test_a_metric_that_keeps_samples_is_refused() -> None:
     metric._reductions = {"rows": lambda values: values}
     with refused("lightning.metric-state", "'hits'"):
         list(states_of("hits", metric))
+
+
+def test_a_metric_that_arithmetic_has_made_of_others_is_put_together() -> None:
+    """It keeps no state itself, and was left out without a word."""
+    hits = Hits()
+    tenfold = standin.CompositionalMetric(standin.CompositionalMetric(hits, 2), 5)
+    hits(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 0]))
+    found = {name.partition(REDUCED)[0]: value for name, value in states_of("tenfold", tenfold)}
+    assert together(
+        {f"validation/{name}": value for name, value in found.items()}, {"tenfold": tenfold}, "validation/"
+    ) == {"validation/tenfold": 500.0}
+    wrapper = Metric()
+    wrapper.metric = hits
+    with refused("lightning.metric-wrapper", "'best'"):
+        list(states_of("best", wrapper))
 
 
 @pytest.mark.slow

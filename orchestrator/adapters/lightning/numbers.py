@@ -22,6 +22,7 @@ REDUCTIONS = {
     **{f"a{name}": name for name in ("min", "max")},
 }
 _OF_STATES = {"dim_zero_sum": "sum", "dim_zero_max": "max", "dim_zero_min": "min", "sum": "sum"}
+_COMPOSED = "CompositionalMetric"  # of torchmetrics, made by arithmetic on metrics
 _MOST_ELEMENTS = 4096  # of a metric's states, each of which is a number of its own until they are put together
 _STATE, _WEIGHT = ":state", ":weight"
 _PER_BATCH = "log what can be put together over batches, such as the functional form of one batch"
@@ -82,8 +83,8 @@ def is_metric(value: Any) -> bool:
 def states_of(name: str, metric: Any) -> Iterator[tuple[str, float]]:
     """The states of a metric that has seen one batch, each element by a name with its reduction. Raises PipelineRaised."""
     elements = 0
-    for state, reduction in sorted(_reductions(metric, name).items()):
-        value = getattr(metric, state)
+    for state, holder, reduction in sorted(_states(metric, name), key=lambda each: each[0]):
+        value = getattr(holder, state.rpartition(".")[2])
         how = _OF_STATES.get(getattr(reduction, "__name__", ""))
         elements += value.numel() if isinstance(value, torch.Tensor) else 0
         if not isinstance(value, torch.Tensor) or how is None or elements > _MOST_ELEMENTS:
@@ -95,6 +96,23 @@ def states_of(name: str, metric: Any) -> Iterator[tuple[str, float]]:
             )
         for index, number in enumerate(value.flatten().tolist()):
             yield f"{name}{_STATE}/{state}/{index}{REDUCED}{how}", float(number)
+
+
+def _states(metric: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """Each state by its name, the metric that keeps it, and its reduction. `accuracy * 100` keeps none itself. Raises
+    PipelineRaised."""
+    if not any(is_metric(each) for each in metric.modules() if each is not metric):
+        yield from ((state, metric, how) for state, how in _reductions(metric, name).items())
+    elif type(metric).__name__ == _COMPOSED:
+        for place, part in metric.named_children():
+            if is_metric(part):
+                yield from ((f"{place}.{state}", holder, how) for state, holder, how in _states(part, name))
+    else:
+        raise PipelineRaised(
+            f"the metric {type(metric).__name__} that is logged as {name!r} keeps its states in other metrics",
+            "log the metric within it, or the functional form of one batch",
+            code="lightning.metric-wrapper",
+        )
 
 
 def _reductions(metric: Any, name: str) -> Mapping[str, Any]:
@@ -131,10 +149,11 @@ def together(metrics: Mapping[str, float], templates: Mapping[str, Any], prefix:
 def _computed(template: Any, values: Mapping[str, float]) -> float:
     metric = copy.deepcopy(template).cpu()
     metric.reset()
-    for state in _reductions(metric, type(metric).__name__):
-        own = getattr(metric, state)
+    for state, holder, _ in _states(metric, type(metric).__name__):
+        attribute = state.rpartition(".")[2]
+        own = getattr(holder, attribute)
         numbers = [values[f"{state}/{index}"] for index in range(own.numel())]
-        setattr(metric, state, torch.tensor(numbers, dtype=torch.float64).to(own.dtype).reshape(own.shape))
+        setattr(holder, attribute, torch.tensor(numbers, dtype=torch.float64).to(own.dtype).reshape(own.shape))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has seen no batch itself
         return float(metric.compute())
