@@ -97,7 +97,7 @@ class Catalog:
 
     def latest(self, until: int | None = None) -> NewestGood:
         """Reads and verifies whole checkpoints, newest first, until one is good. until: a step; what was saved after it is
-        forgotten. Raises CheckpointDamaged if nothing can be listed."""
+        forgotten. Raises CheckpointDamaged if nothing can be listed, or forgotten."""
         reasons = []
         try:
             sizes = self._storage.sizes()
@@ -107,7 +107,7 @@ class Catalog:
             ) from error
         for step in steps_among(sizes):
             if until is not None and step > until:
-                self._storage.delete(manifest_name(step))
+                self._forget(step)
                 continue
             try:
                 manifest = read(self._storage, step)
@@ -119,6 +119,16 @@ class Catalog:
             else:
                 return NewestGood(manifest, reasons)
         return NewestGood(None, reasons)
+
+    def _forget(self, step: int) -> None:
+        try:
+            self._storage.delete(manifest_name(step))
+        except OSError as error:
+            raise CheckpointDamaged(
+                f"the checkpoint of step {step} cannot be removed: {_say(error)}",
+                "see to its place",
+                code="checkpoint.not-removed",
+            ) from error
 
     def _prune(self, just_saved: Manifest) -> None:
         """The best ones that stay are those that were the best when the newest was saved."""

@@ -3,7 +3,6 @@ is for programs."""
 
 from __future__ import annotations
 
-import errno
 import gc
 import sys
 import time
@@ -22,12 +21,8 @@ from orchestrator.records import phases
 
 # New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
 _COLLECTED_AFTER = 100_000
-_OF_THE_SYSTEM = frozenset(
-    {
-        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-    }
-)
+# Faults of this program where nobody has foreseen them; other errors of the system are not.
+_OURS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, BlockingIOError)
 
 
 def main() -> int:
@@ -75,12 +70,12 @@ def foreseen() -> Iterator[None]:
                 "go to the folder of the project again",
                 code="command.no-folder",
             ) from error
-        if error.errno not in _OF_THE_SYSTEM:
+        if isinstance(error, _OURS):
             raise
         where = "" if error.filename is None else f" ({error.filename})"
         remedy = OF_DESCRIPTORS if is_out_of_descriptors(error) else "see to its rights and its disk"
         raise RunFailed(
-            f"the command could not go on: {error.strerror}{where}", remedy, code="command.system-refused"
+            f"the command could not go on: {error.strerror or error}{where}", remedy, code="command.system-refused"
         ) from error
 
 

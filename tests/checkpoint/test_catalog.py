@@ -184,6 +184,18 @@ def test_a_place_that_cannot_be_listed_is_an_error(monkeypatch: pytest.MonkeyPat
         Catalog(storage, 1).latest()
 
 
+def test_a_checkpoint_that_is_to_be_forgotten_and_cannot_be_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = InMemory()
+    saved(storage, 10, 20)
+
+    def fails(_: str) -> None:
+        raise OSError("no right to remove")
+
+    monkeypatch.setattr(storage, "delete", fails)
+    with refused("checkpoint.not-removed", "step 20 cannot be removed: no right to remove"):
+        Catalog(storage, 2).latest(until=10)
+
+
 @given(st.data())
 def test_no_flipped_bit_is_overlooked(data: st.DataObject) -> None:
     storage = InMemory()

@@ -229,6 +229,7 @@ def test_who_exports_a_run_that_has_not_ended_is_told_what_to_do(
             "Permission denied (data/x)",
         ),
         (OSError(errno.ENOSPC, "No space left on device"), "command.system-refused", "No space left on device"),
+        (OSError("ClientError: SlowDown"), "command.system-refused", "ClientError: SlowDown"),  # of a store of objects
         (OSError(errno.EMFILE, "Too many open files"), "command.system-refused", "ulimit -n"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory"), "command.no-folder", "working directory"),
     ],
