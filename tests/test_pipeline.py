@@ -124,6 +124,8 @@ def test_a_module_that_misses_another(write: Write) -> None:
         ("x = 1\nfrom orchestrator import Pipelin", ("ImportError", "Pipelin", ".py:2")),
         ("x = 1\ny = (", ("SyntaxError", "line 2")),
         ("import sys\nsys.exit(3)", ("SystemExit: 3", ".py:2")),
+        # the line was argparse's
+        ("import argparse\nargparse.ArgumentParser().parse_args(['x'])", ("SystemExit: 2", ".py:2", "pipeline.args")),
     ],
 )
 def test_a_module_that_cannot_be_imported(write: Write, text: str, words: tuple[str, ...]) -> None:

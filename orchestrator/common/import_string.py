@@ -11,11 +11,17 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
+import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError
+
+# How the names of files begin in which nothing is the user's.
+_LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).resolve().parents[1]}{os.sep}")
 
 
 def find(key: str, reference: str, what: str, is_one: Callable[[Any], bool] = inspect.isclass) -> Any:
@@ -40,9 +46,11 @@ def find(key: str, reference: str, what: str, is_one: Callable[[Any], bool] = in
 
 
 def raised(error: BaseException) -> str:
-    """The message of an exception of the user's code, with its kind and place."""
+    """The message of an exception of the user's code, with its kind and the last line that is the user's."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    where = "" if isinstance(error, SyntaxError) or not frames else f" ({frames[-1].filename}:{frames[-1].lineno})"
+    users = [f for f in frames if "-packages" not in f.filename and not f.filename.startswith(_LIBRARIES)]
+    last = (users or frames)[-1:]
+    where = "" if isinstance(error, SyntaxError) or not last else f" ({last[0].filename}:{last[0].lineno})"
     return f"raised {type(error).__name__}: {error}{where}"
 
 
@@ -62,5 +70,11 @@ def _import(key: str, name: str) -> Any:
             "modules are looked up from the working directory: run from the folder that holds the package",
             code="import.no-module",
         ) from None
-    except (Exception, SystemExit) as error:
+    except SystemExit as error:
+        raise ConfigurationError(
+            [f"{key}: importing {name} {raised(error)}"],
+            'it is imported, and its arguments come by pipeline.args: leave what a script does to if __name__ == "__main__"',
+            code="import.exits",
+        ) from error
+    except Exception as error:
         raise ConfigurationError([f"{key}: importing {name} {raised(error)}"], code="import.raised") from error

@@ -17,6 +17,7 @@ from orchestrator.records import redaction
 _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
 _DENIED = re.compile(r"failed with error code 40[13] ")  # so MLflow tells an answer that it does not read
 _OF_TLS = re.compile(r"SSLError\(|suitable TLS CA certificate bundle")
+_TWO_VARIABLES = re.compile(r"'(MLFLOW_\w+_INSECURE_TLS)' and '(MLFLOW_\w+)' environment variables are both set")
 _TLS_SAID = re.compile(r"\[[^\]']+\] ([^']+?) \(_ssl\.c")  # OpenSSL, by way of Python
 _NO_CERTIFICATES = re.compile(r"TLS CA certificate bundle, invalid path: (\S+)")
 _STATUS = re.compile(r"failed with error code (\d{3}) |too many (\d{3}) error responses")  # likewise
@@ -51,6 +52,12 @@ def usable(uri: str, wanted: str | None = None) -> Iterator[None]:
                 [f"tracking.uri: the MLflow server {named} refuses this user: {reason(error)}"],
                 _ANOTHER_USER,
                 code="mlflow.denied",
+            ) from error
+        if found := _TWO_VARIABLES.search(str(error)):
+            raise ConfigurationError(
+                [f"tracking.uri: {found[1]} and {found[2]} are both set, and MLflow takes one of them"],
+                f"unset {found[1]}: then the server's certificate is looked at",
+                code="mlflow.two-variables",
             ) from error
         if _OF_TLS.search(str(error)):
             raise ConfigurationError(

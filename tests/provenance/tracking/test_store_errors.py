@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from mlflow.exceptions import MlflowException, RestException
+from mlflow.utils.rest_utils import MlflowHostCreds
 from requests import HTTPError, Response
 
 from orchestrator.experiments.listing import runs
@@ -66,6 +67,16 @@ def test_a_server_whose_certificate_is_not_trusted_is_told_apart_in_a_line(cause
     assert "Caused by" not in str(caught.value)
     assert "MLFLOW_TRACKING_SERVER_CERT_PATH" in caught.value.remedy
     assert not store_errors.has_answered(error)
+
+
+def test_variables_that_mlflow_takes_one_of_are_named_with_the_one_to_unset() -> None:
+    """The remedy was to start the server."""
+    with (
+        refused("mlflow.two-variables", "MLFLOW_TRACKING_SERVER_CERT_PATH are both set") as caught,
+        store_errors.usable(_SERVER),
+    ):
+        MlflowHostCreds(_SERVER, ignore_tls_verification=True, server_cert_path="/ca.pem")  # type: ignore[no-untyped-call]
+    assert caught.value.codes == ("mlflow.two-variables",)
 
 
 def test_a_certificate_that_nobody_checks_is_warned_of_once(tmp_path: Path) -> None:
