@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import card_faults, gpu_memory, import_string, nondeterministic
@@ -82,6 +83,17 @@ _ADVICE = {
 
 
 _LABELS = ("label", "labels")  # of a batch that is a mapping, as data sets and collators of Hugging Face name them
+
+_NAMED_OTHERWISE = {  # hooks of other frameworks, and the method that is called here
+    "collate_fn": "collate",
+    "configure_optimizers": "optimizer",
+    "compute_metrics": "metrics",
+    "metric": "metrics",
+    "validation_step": "metrics",
+    "on_validation_end": "on_evaluation",
+    "on_validation_epoch_end": "on_evaluation",
+    "predict_step": "predict",
+}
 
 # In a name that `metrics` of an adapter returns, before how the numbers of the batches are put together: sum, min or max. A
 # name without it is that of a mean.
@@ -202,6 +214,26 @@ def _takes(model: torch.nn.Module, keywords: Mapping[Any, Any]) -> bool:
 def defines(pipeline: type[Pipeline], method: str) -> bool:
     """Whether the class has a method of its own rather than the default."""
     return getattr(pipeline, method) is not getattr(Pipeline, method)
+
+
+def named_otherwise(pipeline: type[Pipeline]) -> dict[str, str]:
+    """The methods that nobody calls, named as hooks of another framework, each with the one that is called here and is missing.
+    One whose name the class's own code has may be called by that."""
+    own = [each for each in pipeline.__mro__ if each not in Pipeline.__mro__]
+    held = {name: value for each in reversed(own) for name, value in vars(each).items()}
+    used = {name for value in held.values() if inspect.isfunction(value) for name in _names_in(value.__code__)}
+    return {
+        name: here
+        for name, here in _NAMED_OTHERWISE.items()
+        if name in held.keys() - used and not hasattr(Pipeline, name) and not defines(pipeline, here)
+    }
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names_in(each)
 
 
 def has_rate(pipeline: type[Pipeline]) -> bool:

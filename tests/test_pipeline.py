@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import torch
 from orchestrator import Pipeline
 from orchestrator.common.processes import disregarded
 from orchestrator.errors import ConfigurationError, PipelineRaised
-from orchestrator.pipeline import defines, find, naming
+from orchestrator.pipeline import defines, find, named_otherwise, naming
 from orchestrator.worker.member.heartbeat import CalledOff
 from tests.refusals import refused
 
@@ -248,6 +249,34 @@ def test_other_errors_get_no_advice() -> None:
     with pytest.raises(PipelineRaised) as caught, naming("loss()"):
         raise KeyError("a")
     assert caught.value.remedy == "the full traceback is in the run's folder, in error.txt"
+
+
+class FromElsewhere(Pipeline):
+    def collate_fn(self, items: Any) -> Any:
+        return items
+
+    def configure_optimizers(self) -> Any:
+        return None
+
+    def optimizer(self, model: Any) -> Any:  # noqa: ARG002
+        return self.configure_optimizers()
+
+    def compute_metrics(self, outputs: Any) -> Any:
+        return outputs
+
+
+class CallsThem(FromElsewhere):
+    def datasets(self) -> Any:
+        return lambda: self.collate_fn([])
+
+    def metrics(self, model: Any, batch: Any) -> Any:  # noqa: ARG002
+        return {}
+
+
+def test_hooks_by_names_of_other_frameworks_are_found_that_nobody_calls() -> None:
+    assert named_otherwise(FromElsewhere) == {"collate_fn": "collate", "compute_metrics": "metrics"}
+    assert named_otherwise(CallsThem) == {}
+    assert named_otherwise(Pipeline) == {}
 
 
 def test_the_defaults() -> None:

@@ -132,6 +132,9 @@ def left_as_it_was() -> Iterator[None]:
         sys.path[:] = search_path
 
 
+_STRICTNESS = (False, "with warn_only", True)
+
+
 def settings_of_torch() -> dict[str, str]:
     """Those that decide how this thread computes, by what sets them."""
     import torch
@@ -142,7 +145,7 @@ def settings_of_torch() -> dict[str, str]:
         "torch.set_num_threads": torch.get_num_threads,
         "torch.set_default_dtype": torch.get_default_dtype,
         "torch.set_default_device": torch.get_default_device,
-        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "torch.use_deterministic_algorithms": lambda: _STRICTNESS[torch.get_deterministic_debug_mode()],
         "torch.set_flush_denormal": lambda: sys.float_info.min / 2 == 0,  # torch does not tell
         "torch.set_autocast_enabled": lambda: [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
         "torch.cuda.set_stream": lambda: gpu.current_stream() if gpu.is_initialized() else None,

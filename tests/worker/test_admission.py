@@ -55,6 +55,10 @@ def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypat
             "torch.use_deterministic_algorithms (True, then False)",
         ),
         (
+            lambda: torch.use_deterministic_algorithms(mode=True, warn_only=True),
+            "torch.use_deterministic_algorithms (True, then with warn_only)",
+        ),
+        (
             lambda: torch.set_float32_matmul_precision("medium"),
             "torch.backends.cuda.matmul.fp32_precision (ieee, then tf32)",
         ),

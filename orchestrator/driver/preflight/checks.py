@@ -143,7 +143,13 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
     if misplaced:
         raise ConfigurationError(misplaced)
     of_cards = [f"not on this machine: {problem}" for problem in of_device] if cards_elsewhere else _hide_lost(visible)
-    notes = [*of_cards, _unmasked_note(settings), _redacted_note(settings), _passed_over_note(settings, project)]
+    notes = [
+        *of_cards,
+        *_hook_notes(settings),
+        _unmasked_note(settings),
+        _redacted_note(settings),
+        _passed_over_note(settings, project),
+    ]
     if work is not None:
         looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
         notes += [
@@ -395,6 +401,16 @@ def _privacy_problems(settings: Settings, project: Path) -> list[str]:
         return []
     missing = [] if accounting.is_installed() else [accounting.MISSING]
     return [*missing, *private.misplaced(settings, project), *private.unusable(settings)]
+
+
+def _hook_notes(settings: Settings) -> list[str]:
+    target = table.find(settings.pipeline.source)
+    if issubclass(target, Adapted):
+        return []
+    found = pipeline.named_otherwise(target)
+    return [
+        f"pipeline.target: nobody calls {name}(); the method that is called is {here}()" for name, here in found.items()
+    ]
 
 
 def _unmasked_note(settings: Settings) -> str | None:
