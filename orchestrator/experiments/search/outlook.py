@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.errors import Inconsistent
+from orchestrator.common.import_string import raised
+from orchestrator.errors import Inconsistent, OrchestratorError, RunFailed
 from orchestrator.experiments.search.asking import OTHERWISE, Result, Search, Trial, next_batch
 from orchestrator.experiments.search.halving import Rung, prune
-from orchestrator.experiments.search.space import Space
+from orchestrator.experiments.search.space import Space, problem_of
 
 TrialRung = tuple[int, int]  # (trial, rung): one run
 
@@ -75,17 +76,17 @@ class Outlook:
     batches: list[list[Trial]] = field(default_factory=list)
 
 
-def look(course: Course, ended: Mapping[TrialRung, Ended], asked: Sequence[Sequence[Trial]] = ()) -> Outlook:
+def look(
+    course: Course, ended: Mapping[TrialRung, Ended], asked: Sequence[Sequence[Trial]] = (), *, further: bool = True
+) -> Outlook:
     """Derive the state of a sweep from what has ended. asked: the trials of batches that are known already, which need not
-    be asked for again."""
+    be asked for again; further: whether a batch that follows on these is asked for. Raises RunFailed for a search of the
+    user's own that gives none."""
     found = Outlook()
     while True:
-        number = len(found.batches)
-        batch = (
-            list(asked[number])
-            if number < len(asked)
-            else next_batch(course.space, course.search, course.seed, found.results)
-        )
+        batch = list(next(iter(asked[len(found.batches) :]), ()))
+        if not batch and further:
+            batch = _following(course, found.results)
         if not batch:
             return found
         found.batches.append(batch)
@@ -95,11 +96,32 @@ def look(course: Course, ended: Mapping[TrialRung, Ended], asked: Sequence[Seque
             return found
 
 
+def _following(course: Course, results: Sequence[Result]) -> list[Trial]:
+    """The batch that follows on these results. `laws` has looked at the first ones only. Raises RunFailed."""
+    search = course.search
+    wanted = max(0, min(search.batch, search.trials - len(results)))
+    try:
+        batch = next_batch(course.space, search, course.seed, results)
+        wrong = None if len(batch) == wanted else f"gives {len(batch)} points where {wanted} are asked for"
+        wrong = wrong or next(filter(None, (problem_of(course.space, trial.point) for trial in batch)), None)
+    except OrchestratorError:
+        raise
+    except Exception as error:  # of the user's code, whatever it raises
+        wrong = raised(error)
+    if wrong is not None:
+        raise RunFailed(
+            f"search={search.name}, asked for trial {len(results)}: it {wrong}",
+            "mend it, and launch a new sweep: this one goes on with the code it began with",
+            code="sweep.search-failed",
+        )
+    return batch
+
+
 def verify(course: Course, outlook: Outlook) -> None:
     """The batches of the outlook, asked for again, come out as they did. Raises Inconsistent."""
     known = 0
     for number, batch in enumerate(outlook.batches):
-        again = next_batch(course.space, course.search, course.seed, outlook.results[:known])
+        again = _following(course, outlook.results[:known])
         if again != batch:
             raise Inconsistent(
                 f"the trials of batch {number}, asked for again, come out otherwise",

@@ -48,10 +48,8 @@ class SweepReport:
 def report_of(described: Sweep, record: SweepRecord, error: OrchestratorError | None) -> SweepReport:
     """As far as the journal tells. error: what ended the sweep."""
     history, course = record.known, described.course
-    outlook = look(course, history.ended, history.asked)
-    trials = [
-        _trial(described, record, outlook, trial.number) for trial in outlook.trials if _was_asked(record, trial.number)
-    ]
+    outlook = look(course, history.ended, history.asked, further=False)
+    trials = [_trial(described, record, outlook, trial.number) for trial in outlook.trials]
     best_result = best(outlook.results, described.direction)
     told_of_best = ("number", "run_id", "settings", "value", "digest")
     chosen = None if best_result is None else {key: trials[best_result.trial.number][key] for key in told_of_best}
@@ -59,10 +57,6 @@ def report_of(described: Sweep, record: SweepRecord, error: OrchestratorError | 
     combined = None if history.combined is None else {**history.combined, "model": str(record.files.model)}
     uri = described.settings.tracking.uri
     return SweepReport(record.sweep_id, trials, chosen, objective, error, combined, uri)
-
-
-def _was_asked(record: SweepRecord, number: int) -> bool:
-    return any(trial.number == number for batch in record.known.asked for trial in batch)
 
 
 def _trial(described: Sweep, record: SweepRecord, outlook: Outlook, number: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from orchestrator.experiments.search import SEARCHES
-from orchestrator.experiments.search.asking import Result, Search, Trial, best, next_batch
+from orchestrator.experiments.search.asking import Ask, Result, Search, Trial, best, next_batch
 from orchestrator.experiments.search.halving import Rung, prune
 from orchestrator.experiments.search.laws import broken, problems
 from orchestrator.experiments.search.outlook import Course, Ended, Outlook, TrialRung, look, verify
@@ -107,6 +107,32 @@ def test_what_is_told_of_batches_is_not_asked_again_and_can_be_verified() -> Non
     with refused("sweep.trials-differ"):
         verify(course, outlook)
     verify(course, complete(course, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda: 1 / 0, "raised ZeroDivisionError"),
+        (list, "gives 0 points where 1 are asked for"),
+        (lambda: [{"data.batch_size": 12}], "gives data.batch_size the value 12"),
+        (lambda: [7], "raised TypeError"),
+    ],
+)
+def test_a_search_of_ones_own_that_fails_late_ends_the_sweep_and_not_its_report(
+    given: Callable[[], Any], said: str
+) -> None:
+    """The laws have looked at its first batches. It ended in a traceback, with fewer trials, or with others."""
+
+    def late(ask: Ask) -> list[Point]:
+        return given() if ask.batch >= 4 else [{"data.batch_size": 8 * (ask.batch + 1)}]
+
+    course = Course({"data.batch_size": Range(8, 64, 8)}, Search("mine:late", late, 6, 1), 0)
+    assert problems(course.space, course.search, course.seed) == []
+    done = {(number, 0): Ended("run", 1.0, "digest") for number in range(4)}
+    with refused("sweep.search-failed", said):
+        look(course, done)
+    known = [[Trial(number, {"data.batch_size": 8 * (number + 1)})] for number in range(4)]
+    assert [result.trial.number for result in look(course, done, known, further=False).results] == [0, 1, 2, 3]
 
 
 def test_another_seed_has_other_trials_and_a_search_learns_from_results() -> None:
