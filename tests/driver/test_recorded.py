@@ -132,6 +132,14 @@ def test_everything_that_is_missing_for_a_rerun_is_named(recorded: Recorded) -> 
         recorded.require()
 
 
+def test_the_cause_for_which_there_is_no_code_is_named(recorded: Recorded) -> None:
+    """A repository of another user: the remedy was a project in a git repository."""
+    recorded.files.code.write_text(json.dumps({"unrecorded": "git does not trust it; git config X"}))
+    with refused("record.incomplete", "git config X") as caught:
+        recorded.require()
+    assert caught.value.remedy == "launch it again"
+
+
 @pytest.mark.parametrize("rubbish", thinned(["", "{", "[]", '{"other": 1}', "\udcff"], 3, 1))
 @pytest.mark.parametrize("name", ["data.json", "environment.json", "trace.jsonl"])
 def test_a_damaged_record_is_named_and_nothing_is_run(recorded: Recorded, name: str, rubbish: str) -> None:

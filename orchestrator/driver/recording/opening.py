@@ -65,6 +65,8 @@ def open_record(
         ) from error
     write_json(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
     write_json(files.origins, origins)
+    if provenance.work is None:
+        write_json(files.code, {"unrecorded": "; ".join(provenance.in_code)})
     with phases.of("snapshot of the code"):
         work = None if provenance.work is None else _keep(provenance.work, files, tracker)
     with phases.of("what others lack"):

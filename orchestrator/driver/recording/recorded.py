@@ -112,9 +112,11 @@ class Recorded:
             with self.readable():
                 self._require_whole()
         if missing:
-            git = "" if self.files.bundle.exists() else " from a project in a git repository"
+            why = "" if self.files.bundle.exists() else self.code.get("unrecorded", "")
+            git = "" if why or self.files.bundle.exists() else " from a project in a git repository"
             raise NotRerunnable(
-                f"the record of run {self.past.run_id} ({self.past.status}) is not complete: it lacks {', '.join(missing)}",
+                f"the record of run {self.past.run_id} ({self.past.status}) is not complete: it lacks {', '.join(missing)}"
+                + (f": {why}" if why else ""),
                 f"launch it again{git}",
                 code="record.incomplete",
             )
