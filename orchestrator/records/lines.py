@@ -47,11 +47,15 @@ class LineFile:
     def keep(self, lines: int) -> None:
         """Leave only the first `lines` lines; of those that a full disk has not taken, too."""
         self.cuts += 1
-        whole = self.path.read_bytes()
-        end = _end_of(whole + self._missing, lines)
-        if end <= len(whole):
+        found = end = 0
+        with self.path.open("rb") as file:  # of a long run it is not held
+            for line in file:
+                if found == lines:
+                    break
+                found, end = found + line.endswith(b"\n"), end + len(line)
+        if found == lines:
             os.ftruncate(self._file.fileno(), end)
-        self._missing = self._missing[: max(0, end - len(whole))]
+        self._missing = self._missing[: _end_of(self._missing, lines - found)]
 
     def sync(self) -> None:
         """Wait until what was appended is on the disk. Raises OSError when it cannot be."""
