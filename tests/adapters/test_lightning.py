@@ -128,14 +128,38 @@ def test_a_metric_that_arithmetic_has_made_of_others_is_put_together() -> None:
     hits = Hits()
     tenfold = standin.CompositionalMetric(standin.CompositionalMetric(hits, 2), 5)
     hits(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 0]))
-    found = {name.partition(REDUCED)[0]: value for name, value in states_of("tenfold", tenfold)}
-    assert together(
-        {f"validation/{name}": value for name, value in found.items()}, {"tenfold": tenfold}, "validation/"
-    ) == {"validation/tenfold": 500.0}
+    assert of_one_batch("tenfold", tenfold) == 500
     wrapper = Metric()
     wrapper.metric = hits
     with refused("lightning.metric-wrapper", "'best'"):
         list(states_of("best", wrapper))
+
+
+class PerOutput(Metric):
+    """The mean over the outputs of a model, as of torchmetrics' R2Score: how many there are shows the first batch."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(total=standin.dim_zero_sum)
+        self.reset()
+
+    def compute(self) -> torch.Tensor:
+        return self.total.float().mean()
+
+
+def test_a_state_may_grow_with_the_first_batch() -> None:
+    """Only the first output counted."""
+    metric = PerOutput()
+    metric.total = metric.total + torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    assert of_one_batch("mean", metric) == 3
+
+
+def of_one_batch(name: str, metric: Any) -> float:
+    """Put together over one batch, after which it was reset."""
+    found = {f"validation/{key.partition(REDUCED)[0]}": value for key, value in states_of(name, metric)}
+    metric.reset()
+    return together(found, {name: metric}, "validation/")[f"validation/{name}"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ A mean is weighted by the rows of its batch. A metric of torchmetrics is put tog
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -81,7 +82,8 @@ def is_metric(value: Any) -> bool:
 
 
 def states_of(name: str, metric: Any) -> Iterator[tuple[str, float]]:
-    """The states of a metric that has seen one batch, each element by a name with its reduction. Raises PipelineRaised."""
+    """The states of a metric that has seen one batch, each element by a name with its shape and reduction: it may
+    begin as one number, and grow with the first batch. Raises PipelineRaised."""
     elements = 0
     for state, holder, reduction in sorted(_states(metric, name), key=lambda each: each[0]):
         value = getattr(holder, state.rpartition(".")[2])
@@ -94,8 +96,9 @@ def states_of(name: str, metric: Any) -> Iterator[tuple[str, float]]:
                 "give it thresholds, where it takes them, or log the functional form of one batch",
                 code="lightning.metric-state",
             )
+        shape = "x".join(map(str, value.shape))
         for index, number in enumerate(value.flatten().tolist()):
-            yield f"{name}{_STATE}/{state}/{index}{REDUCED}{how}", float(number)
+            yield f"{name}{_STATE}/{state}/{shape}/{index}{REDUCED}{how}", float(number)
 
 
 def _states(metric: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
@@ -149,11 +152,14 @@ def together(metrics: Mapping[str, float], templates: Mapping[str, Any], prefix:
 def _computed(template: Any, values: Mapping[str, float]) -> float:
     metric = copy.deepcopy(template).cpu()
     metric.reset()
+    shapes = dict(key.split("/")[:2] for key in values)
     for state, holder, _ in _states(metric, type(metric).__name__):
-        attribute = state.rpartition(".")[2]
-        own = getattr(holder, attribute)
-        numbers = [values[f"{state}/{index}"] for index in range(own.numel())]
-        setattr(holder, attribute, torch.tensor(numbers, dtype=torch.float64).to(own.dtype).reshape(own.shape))
+        if state not in shapes:  # it has no element
+            continue
+        attribute, shape = state.rpartition(".")[2], [int(each) for each in shapes[state].split("x") if each]
+        numbers = [values[f"{state}/{shapes[state]}/{index}"] for index in range(math.prod(shape))]
+        kind = getattr(holder, attribute).dtype
+        setattr(holder, attribute, torch.tensor(numbers, dtype=torch.float64).to(kind).reshape(shape))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has seen no batch itself
         return float(metric.compute())
