@@ -46,7 +46,7 @@ class Saving:
         self._open: dict[_Key, dict[int, dict[str, Any]]] = {}  # the parts that have come, by number
         self._committed: _Key = (-1, -1)
         self._failed = False  # whether a part has failed since, which may be the last that a lost member told
-        self._told: tuple[_Key, str] | None = None  # the last trouble of a part, and of which checkpoint
+        self._told: set[tuple[_Key, str]] = set()  # troubles of parts since the last checkpoint
         self.trouble: str | None = None
         self.given_up = False
 
@@ -66,8 +66,9 @@ class Saving:
             return None
         if entry["event"] == "part_failed":
             self._failed = True
-            if self._told != (key, entry["why"]):  # a full disk is one trouble, whatever the number of parts
-                self.trouble, self._told = entry["why"], (key, entry["why"])
+            if (key, entry["why"]) not in self._told:  # a full disk is one trouble, whatever the number of parts
+                self.trouble = entry["why"]
+                self._told.add((key, entry["why"]))
             self._forget(key)
             return None
         parts = self._open.setdefault(key, {})
@@ -94,6 +95,7 @@ class Saving:
             return None
         finally:
             self._committed, self._failed = key, False
+            self._told.clear()
             for older in [each for each in self._open if each <= key]:
                 self._forget(older)
         self.trouble = saved.trouble or None
