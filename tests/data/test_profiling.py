@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from orchestrator.data.drift import compare
 from orchestrator.data.profile import profile
 from orchestrator.data.profiling import Profiling
 from orchestrator.driver.recording.comparisons import Predecessor
+from orchestrator.driver.run import drift_watch
 from orchestrator.driver.run.drift_watch import DriftWatch
 
 pytestmark = pytest.mark.slow
@@ -115,3 +117,19 @@ def test_it_ends_with_whoever_asked(project: Path) -> None:
     profiling._child.messages.end()
     assert profiling._child.wait() == 1
     profiling.close()
+
+
+def test_a_store_that_hangs_holds_no_end_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift_watch, "_LAST_S", 0.05)
+    answers = threading.Event()
+
+    def hangs() -> None:
+        answers.wait()
+
+    watch = DriftWatch(plan(2.0), {"data": "new"}, hangs)
+    watch.begin()
+    try:
+        watch.close()
+        assert watch.take() is None
+    finally:
+        answers.set()

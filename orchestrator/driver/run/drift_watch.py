@@ -15,6 +15,8 @@ from orchestrator.data.drift import Drift
 from orchestrator.data.profiling import Profiling
 from orchestrator.driver.recording.comparisons import Predecessor
 
+_LAST_S = 10.0  # at the end, for who asks a store that hangs: one of objects is asked again for minutes
+
 
 @dataclass(frozen=True)
 class DataDrift:
@@ -65,7 +67,7 @@ class DriftWatch:
         if profiling is not None:
             profiling.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_LAST_S)
 
     def _look(self) -> None:
         before = self._predecessor()
