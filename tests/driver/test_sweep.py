@@ -13,15 +13,17 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.adapters.transformers import Trainable
 from orchestrator.common import card_faults, gpu_memory
 from orchestrator.config.settings import kept, load, to_yaml
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import RunOutcome
-from orchestrator.errors import ConfigurationError, OrchestratorError
+from orchestrator.errors import ConfigurationError, OrchestratorError, code_of
 from orchestrator.experiments import pictures
 from orchestrator.experiments.rerun import sweep as repeated
 from orchestrator.experiments.rerun.sweep import parting
@@ -29,7 +31,7 @@ from orchestrator.experiments.search.asking import Trial
 from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.experiments.search.space import Choice, Range, Space
 from orchestrator.experiments.search.sweeps import load_sweep
-from orchestrator.experiments.sweep import trials
+from orchestrator.experiments.sweep import combining, trials
 from orchestrator.experiments.sweep.record import SweepHistory, SweepRecord, of_runs, parameters
 from orchestrator.experiments.sweep.report import SweepReport, again, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import (
@@ -42,6 +44,7 @@ from orchestrator.experiments.sweep.trial_board import (
     summary,
     table,
 )
+from orchestrator.pipeline import Pipeline
 from orchestrator.provenance.code.worktree import examine
 from orchestrator.provenance.data.hashing import scan
 from orchestrator.provenance.tracking import Past
@@ -172,6 +175,15 @@ def test_a_trial_fails_by_what_it_does_to_a_gpu_and_a_sweep_ends_by_a_broken_one
     assert record.ended.call_count == (not ends)
     if not ends:
         assert record.ended.call_args[0][1].why == f"{error.kind}: {error.message}"
+
+
+def test_models_of_transformers_are_no_members_and_modules_around_them_are() -> None:
+    class Around(Trainable):
+        def model(self) -> torch.nn.Module:
+            return torch.nn.Sequential(super().model())
+
+    assert [code_of(problem) for problem in combining.problems(Trainable)] == ["ensemble.of-transformers"]
+    assert combining.problems(Around) == combining.problems(Pipeline) == []
 
 
 def test_trials_have_the_same_data(tmp_path: Path) -> None:

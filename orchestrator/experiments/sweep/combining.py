@@ -15,16 +15,32 @@ from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import Interrupted, RunFailed
+from orchestrator.errors import Interrupted, RunFailed, coded
 from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.members import Ensemble
 from orchestrator.experiments.sweep.record import SweepRecord
 from orchestrator.numerics.determinism import PORTABLE
+from orchestrator.pipeline import Pipeline
 from orchestrator.records import lines
 from orchestrator.worker.ensemble.request import Combined, Computing, Request, answered
 from orchestrator.worker.ensemble.saved import Blueprint
 
 _MODULE = "orchestrator.worker.ensemble"
+
+
+def problems(pipeline: type[Pipeline]) -> list[str]:
+    """The reason why members of this class cannot be made one, found before they are trained."""
+    from orchestrator.adapters.transformers import Model
+
+    if getattr(pipeline, "model", None) is not Model.model:
+        return []
+    return [
+        coded(
+            "ensemble.of-transformers",
+            "ensemble: a model of transformers returns a mapping, and an ensemble combines tensors of numbers; write a "
+            "subclass whose model() returns a module that gives the logits, and whose loss() takes these",
+        )
+    ]
 
 
 def combine(described: Sweep, record: SweepRecord, folder: Path, pending_signal: PendingSignal) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Literal
 
+from orchestrator.adapters import table
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import Actors, LocalRay
@@ -144,6 +145,8 @@ def _check(described: Sweep, project: Path) -> list[str]:
     ):
         raise ConfigurationError(problems)
     found = checks.check(described.settings, project)
+    if ensemble is not None and (problems := combining.problems(table.find(described.settings.pipeline.source))):
+        raise ConfigurationError(problems)
     construction.rehearse(resolve(described.settings))
     return found.of_cards
 
