@@ -9,6 +9,7 @@ Three parts beside it call the user's code for one purpose each: `training_sampl
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -261,7 +262,7 @@ class PipelineAdapter:
     def _check_no_gradient(self, where: str) -> None:
         """Behind `loss`: raises PipelineRaised if it has called backward() by itself, whose gradients the backward pass to come
         would be added to."""
-        if any(each.grad is not None for each in self._parameters):
+        if any((each := parameter()) is not None and each.grad is not None for parameter in self._parameters):
             name = next(name for name, each in self.model.named_parameters() if each.grad is not None)
             raise PipelineRaised(
                 f"loss() ({where}) gave the parameter {name!r} a gradient",
@@ -271,8 +272,9 @@ class PipelineAdapter:
             )
 
     @cached_property
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return list(self.model.parameters())
+    def _parameters(self) -> list[weakref.ref[torch.nn.Parameter]]:
+        """Weakly: those of other stages are let go. To ask the model for them each time takes longer than many a layer."""
+        return [weakref.ref(each) for each in self.model.parameters()]
 
     @contextmanager
     def call(self, step: int, shard: int, *, waits: bool = False) -> Iterator[Call]:
