@@ -62,6 +62,7 @@ OF_TORCH = {
     "provenance/environment/node.py": "where torch's libraries lie",
     "worker/admission/state_detection.py": "what a module holds, and whether it was changed",
     "worker/between_steps/late_digests.py": "whether a parameter was changed while it was copied",
+    "worker/model/held_memory.py": "whether a tensor that a recording reads was changed",
     "worker/model/construction.py": "the classes of norms",
     "worker/model/refusals.py": "the classes of norms",
     "worker/model/moving_buffers.py": "the classes of norms with moving buffers, and the hooks of the older ones",

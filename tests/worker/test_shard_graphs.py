@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from orchestrator.config.plan import Variant
+from orchestrator.config.settings import Every
 from orchestrator.numerics.batches import rebuilt, taken_apart
 from orchestrator.numerics.device import kernels
 from orchestrator.optim.transforms import Gradients, State
@@ -186,6 +187,21 @@ class Seeded(p.Mlp):
         return super().loss(model, batch) * (2.0 if torch.initial_seed() % 4 else 1.0)
 
 
+class Refilling(p.Mlp):
+    """A number that is kept, and filled anew where it is for another mode. A replay does not fill it."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._scale, self._of = torch.ones(()), 1.0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        wanted = 1.0 if model.training else 2.0
+        if self._of != wanted:
+            self._of = wanted
+            self._scale.fill_(wanted)
+        return super().loss(model, batch) * self._scale
+
+
 class Named(p.Mlp):
     """Batches with texts."""
 
@@ -343,6 +359,7 @@ def test_so_are_updates_of_replicas_that_run_free(retracer: Retracer, monkeypatc
         (Ragged, "other shapes than the first 4"),
         (Rated, "pipeline.made is the optimizer"),
         (Writing, "writes the buffer 'top'"),
+        (Refilling, "model keeps (one number) was filled anew meanwhile"),
     ],
 )
 @pytest.mark.usefixtures("retracer")
@@ -357,7 +374,11 @@ def test_what_cannot_be_recorded_is_computed_eagerly_and_told_once(
         plain(graphs, recorder, replica, staging, lines.append, why_not)
 
     monkeypatch.setattr(shard_graphs.ShardGraphs, "__init__", noted)
-    settings: dict[str, Any] = {"steps": 8, "optimizer": None if pipeline is Rated else SGD}
+    settings: dict[str, Any] = {
+        "steps": 8,
+        "optimizer": None if pipeline is Rated else SGD,
+        "evaluate_every": Every(steps=4) if pipeline is Refilling else None,
+    }
     run = train(pipeline, **settings)
     assert len(lines) == 1
     assert told in lines[0]

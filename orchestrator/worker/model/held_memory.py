@@ -1,13 +1,14 @@
 """Memory from before a recording, which the recording reads each time it is replayed.
 
 Code may keep a tensor and put another in its place: a moving average of the loss, a mask for the last length. Then the
-allocator gives the memory of the first one to others, or back to the device, and the recording would read it there still.
+allocator gives the memory of the first one to others, or back to the device, and the recording would read it there still. Or
+code fills a tensor anew that it keeps, and the recording would read what is there for another micro-batch.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,14 +17,39 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+class Watched:
+    """Tensors that code keeps, and a recording reads. A replay runs no code that would fill one for its micro-batch."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor] = ()) -> None:
+        self._versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
+
+    def written(self) -> str:
+        """Which of them was written since, in words; empty where none was."""
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                shape = "x".join(map(str, tensor.shape)) or "one number"
+                return f"a tensor that the pipeline or its model keeps ({shape}) was filled anew meanwhile"
+        return ""
+
+
 class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Holds the memory that operations within the block are given and none of them has made, as long as this object lives. It
     changes no operation. Kernels that are no operations of torch, as those of compiled code, are not seen."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._before: dict[int, torch.UntypedStorage] = {}
+        self._before: dict[int, torch.Tensor] = {}
         self._made: set[int] = set()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        # Each with its version, and without the nodes for gradients that it may belong to.
+        self._before = {address: tensor.detach() for address, tensor in self._before.items()}
+
+    def watched(self, own: Any) -> Watched:
+        """The tensors from before, but those in the memory of `own`, tensors in containers. Behind the block."""
+        known = {address for address, _ in _memory(own)}
+        return Watched([tensor for address, tensor in self._before.items() if address not in known])
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -36,9 +62,9 @@ class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        for address, storage in _memory((args, given)):
+        for address, tensor in _memory((args, given)):
             if address not in self._made:
-                self._before.setdefault(address, storage)
+                self._before.setdefault(address, tensor)
         found = func(*args, **given)
         self._made |= {address for address, _ in _memory(found) if address not in self._before}
         return found
@@ -60,11 +86,10 @@ def hold_memory() -> HoldMemory:
     return (_BesideCompiler if "torch._dynamo" in sys.modules else HoldMemory)()
 
 
-def _memory(found: Any) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    """Each with its address, which is that of nothing else while a recording is made: what was there before stays, and the
-    recording takes memory of its own."""
+def _memory(found: Any) -> Iterator[tuple[int, torch.Tensor]]:
+    """Each tensor with the address of its memory, which nothing else has while a recording is made: all from before stays, and
+    the recording takes memory of its own."""
     for leaf in tree_leaves(found):
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
             with suppress(RuntimeError):  # a class of tensors that only wrap others has no address
-                storage = leaf.untyped_storage()
-                yield storage.data_ptr(), storage
+                yield leaf.untyped_storage().data_ptr(), leaf

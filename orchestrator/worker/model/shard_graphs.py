@@ -34,7 +34,7 @@ from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.staging import Arriving, Staging
 from orchestrator.pipeline import is_own, is_users
 from orchestrator.worker.model.batch_place import BatchPlace
-from orchestrator.worker.model.held_memory import HoldMemory, hold_memory
+from orchestrator.worker.model.held_memory import HoldMemory, Watched, hold_memory
 from orchestrator.worker.model.replica import Replica
 
 _MOST: Final = 4  # shapes; each recording keeps gradients of its own
@@ -264,6 +264,7 @@ class ShardGraphs:
             return self._replayed(passes, passes.numbers)
         batch = arriving.host
         self._arrive_early = self._arrive_early or arriving.is_under_way
+        self.check_kept()
         apart = taken_apart(batch) if self._goes else None
         if apart is None:
             self._give_up("a batch holds what cannot be copied into place: only tensors in lists, tuples and dicts can")
@@ -320,11 +321,15 @@ class ShardGraphs:
         kept, versions = self._kept(), self._replica.fixed_versions()
         try:
             recorded = _Recorded(BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
+            read = hold_memory()
+
+            def run() -> None:
+                nonlocal read
+                with hold_memory() as read:
+                    recorded.passes.run(work, recorded.place.batch)
+
             with work.seeded():
-                passes = recorded.passes
-                (recorded.replay,) = self._recorder.record(
-                    lambda: passes.run(work, recorded.place.batch), before=lambda: recorded.place.copy(tensors)
-                )
+                (recorded.replay,) = self._recorder.record(run, before=lambda: recorded.place.copy(tensors))
         except Exception as error:  # of the user's code, too, which sees no values while it is recorded
             self._give_up(reason(error))
             return None
@@ -336,8 +341,16 @@ class ShardGraphs:
                     f"loss() writes the buffer {name!r}, so each micro-batch is looked at whether it changes that"
                 )
                 return None
+        model = self._replica.model
+        recorded.watched = read.watched([*model.parameters(), *model.buffers(), recorded.place.batch])
         self._recorded[shape] = recorded
         return recorded
+
+    def check_kept(self) -> None:
+        """Before a replay: give all recordings up if one reads a tensor that code has written since, as a mask that it fills
+        anew for another length."""
+        if why := next((why for each in self._recorded.values() if (why := each.watched.written())), ""):
+            self._give_up(why)
 
     def _compare(self, recorded: _Recorded, work: Work, judged: Judged, start: Sequence[torch.Tensor]) -> None:
         """With the micro-batch that has just been computed eagerly, whose gradients are at the parameters. start: the buffers
@@ -414,11 +427,13 @@ class _Passes:
 
 @dataclass
 class _Recorded:
-    """One recording. place: from which it reads; steps: in which it was compared."""
+    """One recording. place: from which it reads; watched: what it reads beside that and the model; steps: in which it was
+    compared."""
 
     place: BatchPlace
     passes: _Passes
     replay: Callable[[], None] = lambda: None
+    watched: Watched = field(default_factory=Watched)
     steps: set[int] = field(default_factory=set)
 
     @property

@@ -28,6 +28,7 @@ from orchestrator.numerics.copy_stream import page_locked
 from orchestrator.numerics.staging import Staging
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.calls import Call
+from orchestrator.worker.model.held_memory import Watched, hold_memory
 from orchestrator.worker.model.output_checks import kept
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import WITHOUT, Recorder, reason
@@ -95,6 +96,8 @@ class Recording:
         self._value: Value = None
         self._back: list[BorderValue | None] = []
         self._passes: Sequence[Callable[[], None]] = ()
+        self._read = hold_memory()
+        self.watched = Watched()  # what it reads beside its places and the model
 
     def make(self, recorder: Recorder, like: Example) -> None:
         """Raises what the recorder raises."""
@@ -108,6 +111,8 @@ class Recording:
             _put(like.behind, self._behind)
 
         self._passes = recorder.record(self._forward, self._backward, before=before, apart=True)
+        model, came = self._replica.model, [] if self._came is None else self._came.border_values
+        self.watched = self._read.watched([*model.parameters(), *model.buffers(), self._place.batch, came])
         self._record = Record([], [])  # the nodes of its passes are of no use any more
 
     def fits(self, behind: Gradients | None) -> bool:
@@ -151,7 +156,7 @@ class Recording:
         for parameter in self._stage.parameters.values():
             parameter.grad = None
         on_places = call._replace(function=lambda: function(batch))
-        with self._stage.recording():
+        with self._stage.recording(), hold_memory() as self._read:
             self._record, self._leaves, value = self._stage.forward(on_places.make, "training", self._came)
         self._value = None
         if self._leaves is None:
@@ -206,7 +211,12 @@ class StageGraphs:
     def take(self, call: Call, came: Activations | None) -> Recording | None:
         """One for the passes of this micro-batch; None where they are to be computed eagerly."""
         free = self._free.get(_key(call, came)) if self._free else None
-        return free.pop() if free else None
+        if not free:
+            return None
+        if why := free[-1].watched.written():
+            self._give_up(why)
+            return None
+        return free.pop()
 
     def give_back(self, recording: Recording) -> None:
         """Its micro-batch is not under way any more."""

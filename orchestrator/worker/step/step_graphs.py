@@ -79,6 +79,7 @@ class StepGraphs:
         graphs = self._workload.graphs
         if not self._goes or graphs is None or len(shards) < 2:
             return None
+        graphs.check_kept()
         batch_bytes = graphs.batch_bytes
         if batch_bytes is None or batch_bytes * len(shards) > TOGETHER_BYTES:
             return None

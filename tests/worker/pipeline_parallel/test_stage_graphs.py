@@ -23,6 +23,7 @@ from orchestrator.controller.events import Ended
 from orchestrator.numerics import staging
 from orchestrator.worker import device
 from orchestrator.worker.model.calls import Call, Given
+from orchestrator.worker.model.held_memory import Watched
 from orchestrator.worker.pipeline_parallel import border_values, stage_graphs
 from orchestrator.worker.pipeline_parallel.border_values import Generators
 from pipelines.characters import Characters
@@ -241,7 +242,7 @@ def test_what_was_given_up_is_computed_eagerly_from_the_next_step_on() -> None:
     nothing: Any = None
     graphs = stage_graphs.StageGraphs(Retracer(), nothing, nothing, nothing, told.append)
     call = Call(lambda: None, nullcontext, 1, "", _given(torch.ones(2)))
-    recording: Any = SimpleNamespace(key=stage_graphs._key(call, None))
+    recording: Any = SimpleNamespace(key=stage_graphs._key(call, None), watched=Watched())
     graphs._shapes[recording.key] = stage_graphs._Shape([recording], {0, 1})
     graphs.begin_step()
     taken = graphs.take(call, None)
