@@ -81,12 +81,12 @@ def test_a_part_that_could_not_be_written_is_told_and_harms_no_other_checkpoint(
     assert saving.heard(written) is None
     assert saving.heard(failed) is None
     assert saving.trouble == "no space left"
-    saving.trouble = None
-    saving.heard({**failed, "step": 6})
-    assert saving.trouble == "no space left"
-    saving.trouble = None
-    saving.heard({**failed, "part": 0})
-    assert saving.trouble is None  # a full disk is told once, and not for each part, whenever the others come
+    told: list[str | None] = []
+    for another in ({**failed, "step": 6}, {**failed, "part": 0}):
+        saving.trouble = None
+        saving.heard(another)
+        told.append(saving.trouble)
+    assert told == ["no space left", None]  # a full disk is told once, and not for each part, whenever the others come
     assert saving.newest() == (3, [])
     assert [saving.heard(entry) is not None for entry in parts(folder, 8, 0)] == [False, True]
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from orchestrator.common.tested_versions import DVC, Tried
+from orchestrator.data.files import manifest
 from orchestrator.data.files.manifest import File, Manifest
 from orchestrator.provenance.code.worktree import examine
 from orchestrator.provenance.data import dvc_files, hashing, versions
@@ -179,7 +180,7 @@ def test_json_that_is_no_list_of_files_is_not_read_as_one(tmp_path: Path, monkey
     made = Manifest("jsonl", (File("a.jsonl", 3, 70, "0" * 32), File("b.jsonl", 1, 7, "1" * 32)))
     (tmp_path / "files.json").write_bytes(made.written())
     assert capture(tmp_path, ["files.json"])[0].lists == (2, 77)
-    monkeypatch.setattr(versions.manifest, "read", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(manifest, "read", lambda *_: pytest.fail("it was read"))
     (tmp_path / "captions.json").write_text('{"images": [], "annotations": []}')
     (tmp_path / "empty.json").write_text("")
     assert [each.lists for each in capture(tmp_path, ["captions.json", "empty.json"])] == [None, None]
@@ -193,7 +194,12 @@ def test_files_that_dvc_holds_one_by_one_are_looked_up_one_by_one(
     outs = [dvc_files.Out(f"data/own/{number}", "0" * 32, "md5", f"data/own/{number}.dvc") for number in range(100)]
     outs.append(dvc_files.Out("data/whole", "1" * 32, "md5", "data/whole.dvc"))
     asked = []
-    monkeypatch.setattr(versions, "is_in", lambda *paths: asked.append(paths) or hashing.is_in(*paths))
+
+    def is_in(path: str, folder: str) -> bool:
+        asked.append(path)
+        return hashing.is_in(path, folder)
+
+    monkeypatch.setattr(versions, "is_in", is_in)
     found = versions._look_up(tmp_path, "data", hashing.Scan(entries, 300, False), outs, None)
     assert found.outs == tuple(outs)
     assert found.loose == tuple(sorted(f"data/loose/{number}" for number in range(100)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
@@ -99,14 +100,15 @@ REGISTERED = st.lists(st.sampled_from([*PARTS, "@", "'", '"', "latest", "LATEST"
 @pytest.mark.slow
 @given(REGISTERED.map("".join) | st.text(max_size=10))
 def test_what_is_no_problem_of_a_registered_model_mlflow_takes(registered: str) -> None:
-    from mlflow.utils import validation
-    from mlflow.utils.search_utils import SearchModelVersionUtils
+    from mlflow.utils import search_utils
+    from mlflow.utils import validation as of_mlflow
 
+    utils, validation = cast("Any", search_utils.SearchModelVersionUtils), cast("Any", of_mlflow)
     if names.registration_problems("tracking.register", registered):
         return
     name, mark, alias = registered.partition("@")
     validation._validate_model_name(name)
-    SearchModelVersionUtils.parse_search_filter(f"name='{name}'")  # by which `models` looks for its version
+    utils.parse_search_filter(f"name='{name}'")  # by which `models` looks for its version
     if mark:
         validation._validate_model_alias_name(alias)
         validation._validate_model_alias_name_reserved(alias)
