@@ -15,9 +15,7 @@ to give the same bits each time. Randomness comes from torch, numpy or `random`;
 from __future__ import annotations
 
 import inspect
-import os
 import signal
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import card_faults, gpu_memory, import_string, nondeterministic
+from orchestrator.common.frames import is_users
 from orchestrator.common.processes import disregarded
 from orchestrator.errors import (
     NO_MEMORY,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
 
-_OWN = Path(__file__).resolve().parent
 _ON_TWO_DEVICES = (
     "make tensors where the batch is, as torch.arange(n, device=x.device) does; have the model's constants be buffers, which "
     "are moved to run.device; give a batch of a class of your own a method to(device)"
@@ -49,7 +47,6 @@ _COLLATE = (
     "samples of several lengths, or of types of their own, are made a batch by the pipeline's collate(self, items)"
 )
 ONE_ROW = "Expected more than 1 value per channel"  # of batch normalisation, in training
-_LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<")  # how Python's files begin, and code that is in no file
 _ASIDE = "the full traceback is in the run's folder, in error.txt"
 _MOST_FRAMES = 12
 _MOSAICML = (
@@ -336,13 +333,3 @@ def users_frames(frames: Iterable[traceback.FrameSummary]) -> list[str]:
     return [
         f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames if is_users(frame)
     ]
-
-
-def is_users(frame: traceback.FrameSummary) -> bool:
-    """Whether it is neither ours, nor Python's, nor an installed package's."""
-    return not (is_own(frame) or "-packages" in frame.filename or frame.filename.startswith(_LIBRARIES))
-
-
-def is_own(frame: traceback.FrameSummary) -> bool:
-    """Whether it is of this package."""
-    return _OWN in Path(frame.filename).resolve().parents

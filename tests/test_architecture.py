@@ -95,6 +95,7 @@ ROOMS = {
         "locks",
         "child",
         "bounded_command",
+        "frames",
         "gpu_memory",
         "card_faults",
         "processes",

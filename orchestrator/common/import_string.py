@@ -11,17 +11,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import os
-import sysconfig
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from orchestrator.common.frames import is_users
 from orchestrator.errors import ConfigurationError
-
-# How the names of files begin in which nothing is the user's.
-_LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).resolve().parents[1]}{os.sep}")
 
 
 def find(key: str, reference: str, what: str, is_one: Callable[[Any], bool] = inspect.isclass) -> Any:
@@ -48,8 +43,7 @@ def find(key: str, reference: str, what: str, is_one: Callable[[Any], bool] = in
 def raised(error: BaseException) -> str:
     """The message of an exception of the user's code, with its kind and the last line that is the user's."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    users = [f for f in frames if "-packages" not in f.filename and not f.filename.startswith(_LIBRARIES)]
-    last = (users or frames)[-1:]
+    last = ([*filter(is_users, frames)] or frames)[-1:]
     where = "" if isinstance(error, SyntaxError) or not last else f" ({last[0].filename}:{last[0].lineno})"
     return f"raised {type(error).__name__}: {error}{where}"
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from orchestrator import pipeline
+from orchestrator.common import frames
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
 from orchestrator.worker import device
@@ -110,7 +110,7 @@ def records(monkeypatch: pytest.MonkeyPatch, recorder: Retracer) -> None:
     monkeypatch.setattr(device, "opened", opened)
     # Random numbers that torch draws on the processor are part of a recording of `Retracer`; those of Python are not.
     monkeypatch.setattr(shard_graphs, "_host_generators", random.getstate)
-    monkeypatch.setattr(pipeline, "_LIBRARIES", (*pipeline._LIBRARIES, __file__))
+    monkeypatch.setattr(frames, "_LIBRARIES", (*frames._LIBRARIES, __file__))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

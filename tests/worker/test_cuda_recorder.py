@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator import pipeline
+from orchestrator.common import frames
 from orchestrator.numerics import cuda
 from orchestrator.worker.model import shard_graphs
 from orchestrator.worker.model.held_memory import HoldMemory, hold_memory
@@ -152,7 +152,7 @@ class Node:
 def test_a_capture_that_fails_leaves_nothing_half_ended(monkeypatch: pytest.MonkeyPatch, *, ended: bool) -> None:
     card = patched(monkeypatch, ended=ended)
     before = card.stream
-    monkeypatch.setattr(pipeline, "_LIBRARIES", (*pipeline._LIBRARIES, captures.__file__))
+    monkeypatch.setattr(frames, "_LIBRARIES", (*frames._LIBRARIES, captures.__file__))
     with pytest.raises(RuntimeError, match="previous error") as raised:
         CudaRecorder().record(lambda: card.look())
     assert card.stream is before
@@ -180,7 +180,7 @@ def test_a_capture_that_fails_gives_back_the_memory_of_those_before_it(
 def test_work_that_looks_at_values_only_outside_of_a_capture_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes another way while it is captured, and what it gives there may be right for the values at hand by chance."""
     card, recorder = patched(monkeypatch), CudaRecorder()
-    monkeypatch.setattr(pipeline, "_LIBRARIES", (*pipeline._LIBRARIES, __file__))
+    monkeypatch.setattr(frames, "_LIBRARIES", (*frames._LIBRARIES, __file__))
     with pytest.raises(RuntimeError) as raised:
         recorder.record(card.launch, lambda: card.look_unless_capturing())
     told = shard_graphs.reason(raised.value)

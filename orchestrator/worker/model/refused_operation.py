@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from orchestrator.common import nondeterministic
-from orchestrator.pipeline import is_own, users_frames
+from orchestrator.common.frames import is_own
+from orchestrator.pipeline import users_frames
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)\n(?:    (.*))?')
 

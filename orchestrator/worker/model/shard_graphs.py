@@ -28,11 +28,11 @@ import numpy
 import torch
 
 from orchestrator.common import gpu_memory
+from orchestrator.common.frames import is_own, is_users
 from orchestrator.numerics import cuda
 from orchestrator.numerics.batches import taken_apart
 from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.staging import Arriving, Staging
-from orchestrator.pipeline import is_own, is_users
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.held_memory import HoldMemory, Watched, hold_memory
 from orchestrator.worker.model.replica import Replica
