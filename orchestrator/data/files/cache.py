@@ -37,7 +37,6 @@ from orchestrator.errors import ConfigurationError, DataDamaged, unusable
 _PART = ".part"
 _CHUNK = 1 << 20
 ROOM, WANTED, WISHED = "room", "wanted", "wished"
-_SIGNS = (ROOM, WANTED, WISHED)
 _LONG_AGO = 10 * 365 * 86400 * 10**9  # in nanoseconds: a file that nobody expects is older than any that is
 STORE_TIMEOUT_S = 600.0
 
@@ -191,12 +190,12 @@ class Cache:
         return sum(files.values()) + size <= self.limit
 
     def _files(self) -> dict[Path, int]:
-        """With their bytes, the least recently used first."""
+        """With their bytes, the least recently used first. Others may lie there too, which are somebody's own."""
         found = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    if entry.name not in _SIGNS:
+                    if is_md5(entry.name.removesuffix(_PART)):
                         status = entry.stat()
                         found.append((status.st_mtime_ns, entry.path, status.st_size))
         return {Path(path): size for _, path, size in sorted(found)}

@@ -105,6 +105,19 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert store.fetched == ["a", "b", "c", "d"]
 
 
+def test_what_else_lies_in_its_folder_is_neither_removed_nor_counted(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_bytes(bytes(80))
+    (tmp_path / "results").mkdir()
+    store, cache = Store(sizes=dict.fromkeys("abc", 30)), Cache(tmp_path, 90)
+    for name in "abcabc":
+        cache.hold(_file(name, 30), store).close()
+    assert store.fetched == ["a", "b", "c"]
+    store.sizes["d"] = 30
+    cache.hold(_file("d", 30), store).close()
+    assert (tmp_path / "thesis.tex").exists()
+    assert (tmp_path / "results").exists()
+
+
 class Clock:
     """Time passes while somebody sleeps."""
 
