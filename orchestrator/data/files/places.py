@@ -80,7 +80,11 @@ class _Folder:
     def names(self) -> list[str]:
         if not self._folder.is_dir():
             raise FileNotFoundError(f"{self._folder} is no folder")
-        return sorted(path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file())
+        found = []
+        for folder, below, files in os.walk(self._folder, onerror=_raised, followlinks=True):
+            below[:] = [name for name in below if not turns_back(self._folder, Path(folder, name))]
+            found += [file for name in files if (file := Path(folder, name)).is_file()]
+        return sorted(path.relative_to(self._folder).as_posix() for path in found)
 
     def chunks(self, path: str) -> Iterator[bytes]:
         with (self._folder / path).open("rb") as stream:
@@ -94,6 +98,19 @@ class _Folder:
             unfinished.replace(self._folder / path)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def _raised(error: OSError) -> None:
+    """A folder that cannot be listed would count as an empty one."""
+    raise error
+
+
+def turns_back(top: Path, folder: Path) -> bool:
+    """Whether it is a link to a folder that it lies in, from `top` on: whoever follows links would find no end."""
+    if not folder.is_symlink():
+        return False
+    target, above = os.path.realpath(folder), [parent for parent in folder.parents if parent.is_relative_to(top)]
+    return any(Path(os.path.realpath(parent)).is_relative_to(target) for parent in above)
 
 
 class _Remote:

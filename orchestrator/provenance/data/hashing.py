@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from orchestrator.data.files.places import turns_back
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, MD5
 
@@ -130,7 +131,7 @@ def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, o
     for folder, below, files in os.walk(path, onerror=_out_of_reach, followlinks=True):
         if ignore is not None:
             below[:], files = ignore(folder, below, files)
-        below[:] = [name for name in below if name not in _NO_DATA and not _turns_back(path, Path(folder, name))]
+        below[:] = [name for name in below if name not in _NO_DATA and not turns_back(path, Path(folder, name))]
         for name in (name for name in files if name not in _NO_DATA):
             file = Path(folder, name)
             if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
@@ -149,13 +150,6 @@ def _status(file: Path) -> os.stat_result | None:
         return file.stat()
     except FileNotFoundError:
         return None
-
-
-def _turns_back(top: Path, folder: Path) -> bool:
-    if not folder.is_symlink():
-        return False
-    target, above = os.path.realpath(folder), [parent for parent in folder.parents if parent.is_relative_to(top)]
-    return any(is_in(os.path.realpath(parent), target) for parent in above)
 
 
 def _is_pointer(path: Path, status: os.stat_result) -> bool:

@@ -252,6 +252,19 @@ def test_what_cannot_be_indexed_is_refused(tmp_path: Path) -> None:
         index(str(tmp_path), "parkett", {})
 
 
+def test_files_behind_links_to_folders_are_listed_and_a_link_back_is_not_followed(tmp_path: Path) -> None:
+    corpus, disk = tmp_path / "corpus", tmp_path / "disk"
+    (corpus / "a").mkdir(parents=True)
+    disk.mkdir()
+    for name, rows in zip((corpus / "a" / "0.jsonl", disk / "1.jsonl"), ROWS, strict=False):
+        name.write_bytes(_jsonl(rows))
+    (corpus / "b").symlink_to(disk)
+    (disk / "back").symlink_to(corpus)
+    (corpus / "a" / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    assert [file.path for file in index(str(corpus), None, {}).files] == ["a/0.jsonl", "b/1.jsonl"]
+    assert Files(corpus)[3]["text"] == "1-0"
+
+
 def test_files_of_an_object_store_are_read_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = fsspec.filesystem("memory")
     for number, rows in enumerate(ROWS):
