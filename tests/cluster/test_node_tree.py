@@ -65,6 +65,14 @@ def test_a_carried_copy_is_equal_and_stays_so_when_it_is_used(project: Path, tmp
     assert differences(capture(project, INPUTS), capture(copy, INPUTS, git=False)) == []
 
 
+def test_data_behind_a_link_to_a_folder_are_carried(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/2.txt").write_text("2")
+    (project / "data/numbers/more").symlink_to(tmp_path / "disk")
+    copy = unpacked(project, tmp_path / "copy")
+    assert differences(capture(project, INPUTS), capture(copy, INPUTS, git=False)) == []
+
+
 def test_the_same_content_packs_to_the_same_bytes(project: Path, tmp_path: Path) -> None:
     pack(project, INPUTS, tmp_path / "1.zip")
     (project / "new.py").touch()

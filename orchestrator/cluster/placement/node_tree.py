@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.data.files.places import files_below
 from orchestrator.provenance.code.git import known_files
 from orchestrator.provenance.data import hashing
 from orchestrator.provenance.environment import libraries, packages
@@ -104,7 +105,7 @@ def _packed(project: Path, inputs: Iterable[str]) -> list[str]:
     found = set(listing(project, names))
     for name in names:
         place = project / name
-        files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+        files = [place] if place.is_file() else files_below(place)
         found |= {Path(os.path.normpath(file)).relative_to(project).as_posix() for file in files}
     return sorted(found)
 

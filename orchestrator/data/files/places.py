@@ -80,11 +80,7 @@ class _Folder:
     def names(self) -> list[str]:
         if not self._folder.is_dir():
             raise FileNotFoundError(f"{self._folder} is no folder")
-        found = []
-        for folder, below, files in os.walk(self._folder, onerror=_raised, followlinks=True):
-            below[:] = [name for name in below if not turns_back(self._folder, Path(folder, name))]
-            found += [file for name in files if (file := Path(folder, name)).is_file()]
-        return sorted(path.relative_to(self._folder).as_posix() for path in found)
+        return sorted(path.relative_to(self._folder).as_posix() for path in files_below(self._folder))
 
     def chunks(self, path: str) -> Iterator[bytes]:
         with (self._folder / path).open("rb") as stream:
@@ -100,9 +96,19 @@ class _Folder:
             unfinished.unlink(missing_ok=True)
 
 
-def _raised(error: OSError) -> None:
+def files_below(top: Path) -> list[Path]:
+    """The files of a folder and of those below it, links followed; none where there is no such folder. Raises OSError."""
+    found = []
+    for folder, below, files in os.walk(top, onerror=out_of_reach, followlinks=True):
+        below[:] = [name for name in below if not turns_back(top, Path(folder, name))]
+        found += [file for name in files if (file := Path(folder, name)).is_file()]
+    return found
+
+
+def out_of_reach(error: OSError) -> None:
     """A folder that cannot be listed would count as an empty one."""
-    raise error
+    if not isinstance(error, FileNotFoundError):  # removed at this moment
+        raise error
 
 
 def turns_back(top: Path, folder: Path) -> bool:

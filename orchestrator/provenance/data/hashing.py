@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.data.files.places import turns_back
+from orchestrator.data.files.places import out_of_reach, turns_back
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, MD5
 
@@ -128,7 +128,7 @@ def _stamp(status: os.stat_result) -> int:
 
 def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, os.stat_result]]:
     """The files at `path`, links followed; a link to a folder that it lies in is not entered again. Raises OSError."""
-    for folder, below, files in os.walk(path, onerror=_out_of_reach, followlinks=True):
+    for folder, below, files in os.walk(path, onerror=out_of_reach, followlinks=True):
         if ignore is not None:
             below[:], files = ignore(folder, below, files)
         below[:] = [name for name in below if name not in _NO_DATA and not turns_back(path, Path(folder, name))]
@@ -136,12 +136,6 @@ def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, o
             file = Path(folder, name)
             if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
                 yield file, found
-
-
-def _out_of_reach(error: OSError) -> None:
-    """A folder that cannot be listed would count as an empty one."""
-    if not isinstance(error, FileNotFoundError):  # removed at this moment
-        raise error
 
 
 def _status(file: Path) -> os.stat_result | None:
