@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from orchestrator import Files
 from orchestrator.common.tested_versions import LITDATA
 from orchestrator.data.files.index import index
 from orchestrator.data.files.readers import LISTS, build
+from orchestrator.data.files.readers.jsonl import jsonl
 from orchestrator.data.files.readers.litdata import litdata
 from tests.projects import REPOSITORY
 from tests.refusals import refused
@@ -74,6 +76,28 @@ def test_a_tar_with_a_member_twice_in_a_sample_is_refused(members: tuple[str, ..
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
     with refused("data.index-file", members[0]):
         index(str(tmp_path), None, {})
+
+
+@pytest.mark.parametrize("how", ["cut", "damaged"])
+def test_a_tar_whose_next_header_is_none_is_refused(how: str, tmp_path: Path) -> None:
+    """tarfile ends there without a word, and samples behind it would be missing."""
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(3):
+            archive.addfile(tarfile.TarInfo(f"{number}.txt"), io.BytesIO())
+    content = bytearray((tmp_path / "a.tar").read_bytes())
+    content[tarfile.BLOCKSIZE] ^= 1
+    (tmp_path / "a.tar").write_bytes(content[: tarfile.BLOCKSIZE + 9] if how == "cut" else content)
+    with refused("data.index-file", "its first 512 bytes"):
+        index(str(tmp_path), None, {})
+
+
+def test_empty_lines_of_any_system_are_no_samples(tmp_path: Path) -> None:
+    for content in (b"", b"\n", b"\r\n", b"\r", b"1", b"\r\n1\r\n\r\n2\r\n\r", b"1\n\n2"):
+        (tmp_path / "A.JSONL").write_bytes(content)
+        (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(content))
+        for name in ("A.JSONL", "A.JSONL.GZ"):
+            lines = jsonl(tmp_path / name, name)
+            assert [lines[number] for number in range(len(lines))] == [int(each) for each in content.split()]
 
 
 def test_members_without_key_or_extension_are_no_samples(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A JSON value per line; compressed by gzip where the name ends in .gz. Empty lines are no samples."""
+"""A JSON value per line; compressed by gzip where the name ends in .gz. Empty lines are no samples,
+whatever the system that ended them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class _Lines:
     def __init__(self, path: Path, name: str) -> None:
         import numpy
 
-        if name.endswith(".gz"):
+        if name.lower().endswith(".gz"):
             try:
                 self._bytes: Any = gzip.decompress(path.read_bytes())
             except (EOFError, gzip.BadGzipFile) as error:
@@ -26,10 +27,12 @@ class _Lines:
         else:
             self._bytes = _mapped(path)
             self.held = 0
-        found = numpy.flatnonzero(numpy.frombuffer(self._bytes, numpy.uint8) == ord("\n"))
+        content = numpy.frombuffer(self._bytes, numpy.uint8)
+        found = numpy.flatnonzero(content == ord("\n"))
         ends = found if len(self._bytes) and self._bytes[-1:] == b"\n" else numpy.append(found, len(self._bytes))
         starts = numpy.concatenate(([0], ends[:-1] + 1))
         full = ends > starts
+        full[full] = (ends - starts > 1)[full] | (content[starts[full]] != ord("\r"))
         self._starts, self._ends = starts[full], ends[full]
 
     def __len__(self) -> int:

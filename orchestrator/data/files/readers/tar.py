@@ -25,6 +25,7 @@ class _Members:
                 for member in archive:
                     if member.isfile():
                         self._note(member)
+                _refuse_a_rest(path, archive.offset)
         except tarfile.TarError as error:
             raise ValueError(f"is no whole tar file without compression: {error}") from error
         self._stream = path.open("rb")
@@ -59,3 +60,11 @@ class _Members:
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _refuse_a_rest(path: Path, read: int) -> None:
+    """tarfile takes half a header, or a damaged one, for the end, which is zeros or that of the file. Raises ValueError."""
+    with path.open("rb") as stream:
+        stream.seek(read)
+        if any(stream.read(tarfile.BLOCKSIZE)):
+            raise ValueError(f"is no whole tar file: what follows its first {read} bytes is no header of a member")
