@@ -57,8 +57,9 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what determines the samples: reader, options, and of each file its samples and its content, in order."""
-        content = [self.reader, dict(self.options), [[file.samples, file.md5] for file in self.files]]
+        """SHA-256 of what determines the samples: reader, options, and of each file its path, its samples and its content, in
+        order. A sample, or a pipeline's label of it, may have the name of the file or of its folder."""
+        content = [self.reader, dict(self.options), [[file.path, file.samples, file.md5] for file in self.files]]
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     @property

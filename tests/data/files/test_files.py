@@ -295,6 +295,9 @@ def test_its_listing_is_that_of_its_samples_wherever_they_lie(tmp_path: Path) ->
         index(str(tmp_path / name), None, {})
     listings = [Files(tmp_path / name).listing for name in "abc"]
     assert listings[0] == listings[1] != listings[2]
+    (tmp_path / "b" / "0.jsonl").rename(tmp_path / "b" / "1.jsonl")  # a label may be made of it
+    index(str(tmp_path / "b"), None, {})
+    assert Files(tmp_path / "b").listing != listings[0]
     mixed, other = (Sources({"one": Files(tmp_path / "a"), "two": Files(tmp_path / name)}).listing for name in "bc")
     assert mixed is not None
     assert mixed != other
