@@ -28,7 +28,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,8 @@ NOTE = (
 _SHAPES: Final = 1024  # of one frame, and so many of all; each takes seconds to compile
 # Graphs of its own, as TORCHINDUCTOR_CUDAGRAPHS=1 asks for, would be captured within ours, and write gradients that still wait.
 _OPTIONS: Final = {"triton.cudagraphs": False}
+# Dispatch modes with a method of this name are told, as compiled code is called, which tensors it is given.
+TOLD: Final = "compiled_code_reads"
 _CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 _OF_VECTORS: Final = "TORCHINDUCTOR_VEC_ISA_OK"  # of a user who knows more of this: it is recorded
 _VARIABLES = re.compile(r"(TORCHINDUCTOR|TORCHDYNAMO|TRITON|TORCH_COMPILE)_\w+|CXX")
@@ -110,24 +112,51 @@ def compile_model(model: Any) -> None:
     what `prepare_thread` raises."""
     prepare_thread()
     if not is_compiled(model):
-        model.compile(dynamic=False, options=_options())
+        model.compile(dynamic=False, backend=_compiled)
         _leave_out_transforms(model)
+
+
+def _compiled(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """A backend of torch's compiler: its own one, whose code tells modes that ask for it which tensors it reads, since no
+    operation of torch does."""
+    import torch
+
+    code: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=_options())
+
+    def call(*given: Any) -> Any:
+        for mode in _modes():
+            if told := getattr(mode, TOLD, None):
+                told(given)
+        return code(*given)
+
+    return call
 
 
 def _options() -> dict[str, bool]:
     return _OPTIONS if _OF_VECTORS in os.environ else {**_OPTIONS, "cpp.vec_isa_ok": True}
 
 
+def _modes() -> list[Any]:
+    """The dispatch modes that are active."""
+    import torch
+
+    if not torch._C._len_torch_dispatch_stack():
+        return []
+    modes: list[Any] = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return modes
+
+
 def _leave_out_transforms(model: Any) -> None:
-    """Have calls run eagerly within a transform of torch.func or a dispatch mode. The compiler runs them so, too, but then all
-    later calls in this process as well. A worker that came later had other bits."""
+    """Have calls run eagerly within a transform of torch.func or a dispatch mode that would see each operation. The compiler
+    runs them so, too, but then all later calls in this process as well. A worker that came later had other bits."""
     import torch
 
     compiled = model._compiled_call_impl
 
     def call(*given: Any, **more: Any) -> Any:
         if not torch.compiler.is_compiling() and (
-            torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+            any(not mode.ignore_compile_internals() for mode in _modes())
+            or torch._C._functorch.peek_interpreter_stack() is not None
         ):
             return model._call_impl(*given, **more)
         return compiled(*given, **more)
@@ -137,13 +166,17 @@ def _leave_out_transforms(model: Any) -> None:
 
 def prepare_thread() -> None:
     """Keep the compiler from falling back in this thread: torch has such settings by thread. Raises ConfigurationError where
-    it has not the public ones."""
+    it has not the names for that."""
     import torch
 
     config: Any = torch.compiler.config
-    if lacking := [name for name in ("fail_on_recompile_limit_hit", "wrap_top_frame") if not hasattr(config, name)]:
+    public = ("fail_on_recompile_limit_hit", "wrap_top_frame")
+    lacking = [f"torch.compiler.config.{name}" for name in public if not hasattr(config, name)]
+    if not hasattr(torch._inductor, "compile"):
+        lacking.append("torch._inductor.compile")
+    if lacking:
         raise ConfigurationError(
-            [f"run.compile: torch {torch.__version__} has no torch.compiler.config.{lacking[0]}"],
+            [f"run.compile: torch {torch.__version__} has no {lacking[0]}"],
             "take a later torch, or leave run.compile out",
             code="model.compiler-limits",
         )

@@ -21,6 +21,7 @@ NEEDED = {
     "torch.nn.modules.batchnorm:_BatchNorm": "the layers that need several rows",
     "torch.nn.modules.batchnorm:_NormBase": "the layers whose buffers move",
     "torch.nn.utils.parametrizations:_SpectralNorm": "the layers whose buffers move",
+    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack": "the calls of a compiled model that are eager",
     "torch.utils._python_dispatch:_disable_current_modes": "the operators that depend on the processor",
 }
 # The same of a module of a model.

@@ -6,7 +6,6 @@ busy cores. Two processes do that, each with a cache of its own.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics import inductor
+from orchestrator.worker.model.held_memory import hold_memory
 from tests.products import thinned
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
@@ -42,6 +42,7 @@ if __name__ == "__main__":
 # As on a full disk, with a damaged cache, or where the machine is so busy that it takes a minute.
 NO_PROBE = """
 from orchestrator.numerics import inductor
+from orchestrator.worker.model.held_memory import hold_memory
 
 inductor.prepare()  # the compiler chooses a folder as it is imported
 from torch._inductor.cpu_vec_isa import VecISA
@@ -56,8 +57,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Frames are found and not made into machine code; what the compiler was told is put back."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    compiles = functools.partialmethod(torch.nn.Module.compile, backend="eager")
-    monkeypatch.setattr(torch.nn.Module, "compile", compiles)
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, *_, **__: graph.forward)
     config: Any = torch.compiler.config
     kept = {name: getattr(config, name) for name in CHANGED}
     torch.compiler.reset()
@@ -134,6 +134,37 @@ def test_a_call_within_a_transform_or_a_mode_makes_no_later_call_eager(within: s
     assert frames() == before
     model(torch.ones(5, 2))
     assert frames() == before + 1
+
+
+class Tabled(torch.nn.Module):
+    """A model with a table that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.table = torch.ones(3, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.linear(rows) * self.table
+        return scaled
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quickly")
+def test_a_recording_is_of_compiled_code_and_knows_the_tables_that_this_reads() -> None:
+    model, ran = Tabled(), list[int]()
+    inductor.compile_model(model)
+    model.linear.register_forward_hook(lambda *_: ran.append(1) if not torch.compiler.is_compiling() else None)
+    rows = torch.ones(3, 2)
+    model(rows)
+    before = frames()
+    with hold_memory() as read:
+        model(rows).sum().backward()
+    watched = read.watched([*model.parameters(), rows])
+    assert (frames(), watched.written()) == (before, "")
+    model.table.fill_(2.0)
+    assert "(3x2) was filled anew" in watched.written()
+    assert ran == []
 
 
 @pytest.mark.long
@@ -216,6 +247,13 @@ def test_what_changes_the_bits_of_compiled_code_is_described(monkeypatch: pytest
 @pytest.mark.usefixtures("quickly")
 def test_the_compiler_makes_no_graphs_of_its_own_and_tries_no_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda _, **options: given.update(options))
-    inductor.compile_model(torch.nn.Linear(2, 2))
-    assert given == {"dynamic": False, "options": {"triton.cudagraphs": False, "cpp.vec_isa_ok": True}}
+
+    def compiled(graph: Any, _: Any, options: dict[str, Any]) -> Any:
+        given.update(options)
+        return graph.forward
+
+    monkeypatch.setattr(torch._inductor, "compile", compiled)
+    model = torch.nn.Linear(2, 2)
+    inductor.compile_model(model)
+    model(torch.ones(3, 2))
+    assert given == {"triton.cudagraphs": False, "cpp.vec_isa_ok": True}

@@ -8,7 +8,7 @@ code fills a tensor anew that it keeps, and the recording would read what is the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -33,13 +33,20 @@ class Watched:
 
 
 class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Holds the memory that operations within the block are given and none of them has made, as long as this object lives. It
-    changes no operation. Kernels that are no operations of torch, as those of compiled code, are not seen."""
+    """Holds the memory from before that operations within the block are given, as long as this object lives. It changes no
+    operation. Compiled code (`numerics.inductor`) is seen by what it is given. Other kernels that are no operations of torch
+    are not seen."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._allocated: Set[int] | None = None
         self._before: dict[int, torch.Tensor] = {}
         self._made: set[int] = set()
+
+    def __enter__(self) -> HoldMemory:
+        self._allocated = _allocated()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
@@ -60,11 +67,19 @@ class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes a second and a half within the first recording
 
+    def compiled_code_reads(self, given: Any) -> None:
+        self._hold(given)
+
+    def _hold(self, given: Any) -> None:
+        """Memory that compiled code has taken for itself is not from before, and would fill the device if it were held."""
+        for address, tensor in _memory(given):
+            by_compiler = self._allocated is not None and tensor.is_cuda and address not in self._allocated
+            if address not in self._made and not by_compiler:
+                self._before.setdefault(address, tensor)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        for address, tensor in _memory((args, given)):
-            if address not in self._made:
-                self._before.setdefault(address, tensor)
+        self._hold((args, given))
         found = func(*args, **given)
         self._made |= {address for address, _ in _memory(found) if address not in self._before}
         return found
@@ -84,6 +99,17 @@ class _BesideCompiler(HoldMemory):  # type: ignore[no-untyped-call]
 def hold_memory() -> HoldMemory:
     """One for a recording that begins now."""
     return (_BesideCompiler if "torch._dynamo" in sys.modules else HoldMemory)()
+
+
+def _allocated() -> Set[int] | None:
+    """The addresses of all that torch has on the device; None where its allocator does not tell."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    with suppress(RuntimeError):
+        snapshot: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        blocks = [block for segment in snapshot for block in segment["blocks"]]
+        return {block["address"] for block in blocks if block["state"] == "active_allocated"}
+    return None
 
 
 def _memory(found: Any) -> Iterator[tuple[int, torch.Tensor]]:
