@@ -205,16 +205,20 @@ def status_of(error: OrchestratorError | None) -> Status:
 
 
 def from_dict(error: Mapping[str, Any]) -> OrchestratorError:
-    """The error that `as_dict` described; a kind this version does not know becomes a RunFailed. An older version told no
-    codes."""
-    kinds = {kind.__name__: kind for kind in _descendants(OrchestratorError)}
-    kinds["ConfigurationError"] = UsageError  # its problems are in the message already
+    """The error that `as_dict` described; a kind this version does not know becomes a RunFailed, and one that makes its message
+    itself, such as ConfigurationError, what it is a kind of. An older version told no codes."""
+    kinds = {kind.__name__: _plain(kind) for kind in _descendants(OrchestratorError)}
     found = kinds.get(error["kind"], RunFailed)(error["message"], error["remedy"], error["details"])
     found.codes = tuple(error.get("codes", [error.get("code", "")]))
     found.recurs = "recurs" in error
     if isinstance(found, OutOfDeviceMemory) and "snapshot" in error:
         found.snapshot = zlib.decompress(base64.b64decode(error["snapshot"]))
     return found
+
+
+def _plain(kind: type[OrchestratorError]) -> type[OrchestratorError]:
+    """The nearest kind that takes a message as it is."""
+    return next(each for each in kind.__mro__ if each is OrchestratorError or "__init__" not in vars(each))
 
 
 def _descendants(kind: type[OrchestratorError]) -> list[type[OrchestratorError]]:

@@ -24,10 +24,12 @@ from orchestrator.driver.launch.dry_run import dry_run
 from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.resume import resume
 from orchestrator.driver.preflight import begin
-from orchestrator.driver.preflight.ownership import Untrusted, is_own
+from orchestrator.driver.preflight.ownership import Untrusted, WouldOpen, is_own
+from orchestrator.errors import from_dict
 from orchestrator.experiments.compare import compare
 from orchestrator.experiments.listing import runs
 from orchestrator.experiments.rerun import run as rerun
+from orchestrator.experiments.rerun.repeater import Repeater
 from orchestrator.experiments.rerun.sweep import rerun_sweep
 from orchestrator.experiments.sweep.sweep import resume_sweep
 from orchestrator.experiments.tuning.choosing import tune
@@ -51,6 +53,14 @@ run: {steps: 2}
 optimizer: {name: sgd, lr: 0.1}
 space: {topology.name: {choices: [ring, 'stranger_module:Ring']}}
 search: {name: 'stranger_module:few', trials: 1}
+"""
+SEARCHED_BY_US = """
+pipeline: {target: 'stranger_module:Net'}
+run: {steps: 2}
+optimizer: {name: sgd}
+search: {name: grid, trials: null}
+space:
+  optimizer.lr: [0.1]
 """
 
 
@@ -178,6 +188,36 @@ def test_what_others_launched_in_a_shared_store_asks_whatever_the_verb(here: Pat
             assert "stranger_module:few" in error.value.message
     with refused("job.not-yours"):
         once("nightly", load([SETTINGS], ["run.submission=nightly"]), {}, [])
+
+
+@OF_MLFLOW
+@pytest.mark.parametrize(
+    "begun", ["", "  initial.name: ['models:/a/1']", "initial: {name: 'models:/a/1'}", "begin: {name: 'there@1'}"]
+)
+def test_trust_reaches_the_trials_of_a_sweep_that_begin_with_what_somebody_has_made(
+    here: Path, monkeypatch: pytest.MonkeyPatch, begun: str
+) -> None:
+    """Their own process asks whose that is. An older version, which may be recorded, has no such word, and no question."""
+    shared, passed = Shared(here), list[str]()
+    swept = shared.sweep("FINISHED")
+    file = shared.folder / swept.run_id / "sweep.yaml"
+    file.write_text(f"{SEARCHED_BY_US}{begun}")
+
+    def repeat(self: Repeater, *_: object) -> dict[str, object]:
+        passed.extend(self.overrides)
+        raise Untrusted("the model was made by mallory", "initial=", WouldOpen({}))
+
+    monkeypatch.setattr(Repeater, "repeat_sweep", repeat)
+    with pytest.raises(Untrusted):
+        rerun_sweep(swept, [], None, check_environment=True, trusted=True)
+    assert ("trust=true" in passed) == bool(begun)
+
+
+def test_a_question_of_another_process_is_told_as_it_asked() -> None:
+    asked = Untrusted("the model was made by mallory", "initial=", WouldOpen({"its weights": "there"}))
+    told = from_dict(asked.as_dict())
+    assert (told.message, told.remedy, told.code) == (asked.message, asked.remedy, asked.code)
+    assert told.exit_code == asked.exit_code
 
 
 ELSEWHERE = "http://host.invalid/theirs"

@@ -21,6 +21,7 @@ from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import NotRerunnable, OrchestratorError, ending
 from orchestrator.experiments.rerun.repeater import Repeater, exit_code
 from orchestrator.experiments.rerun.run import judged, left_to_chance, unshown, why_not
+from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import TrialRung
 from orchestrator.experiments.sweep.record import (
     ENSEMBLE,
@@ -107,7 +108,11 @@ def rerun_sweep(
     overrides = [*kept.from_variables(files.settings, overrides), *overrides]
     described = with_same_trials(files, overrides, "leave it out, or launch a new sweep with sweep=")
     require_secret(recorded.values(), overrides)
-    more = [*(["ensemble.register=null"] if past.kind == ENSEMBLE else []), *unshown(described.settings)]
+    more = [
+        *(["ensemble.register=null"] if past.kind == ENSEMBLE else []),
+        *unshown(described.settings),
+        *(["trust=true"] if trusted and _begins_with_others(described) else []),
+    ]
     repeater = Repeater(project, folder, store, original, [*overrides, *more], for_stream())
     report = repeater.repeat_sweep(past.kind, files.settings, {"rerun_of": past.run_id})
     sweep_id = report["sweep_id"]
@@ -125,6 +130,12 @@ def rerun_sweep(
     repeater.tag({sweep_id: {"verdict": word}, past.run_id: {"verdict": word, "verdict_by": sweep_id}})
     repeater.keep({sweep_id: "sweep", past.run_id: f"reruns/{sweep_id}"}, again.verdict)
     return done
+
+
+def _begins_with_others(described: Sweep) -> bool:
+    """Whether runs of the sweep begin with models or runs, of which the repetition may have to ask whose they are."""
+    settings = described.settings
+    return bool(settings.initial.name or settings.begin.name) or "initial.name" in described.course.space
 
 
 def require_none_left_to_chance(past: Past, recorded: Iterable[Recorded]) -> None:
