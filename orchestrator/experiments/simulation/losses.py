@@ -39,6 +39,7 @@ from orchestrator.experiments.simulation.conditions import Conditions
 from orchestrator.records.progress import Progress
 
 MOST_WORKERS = 1000  # more take long: each loss and each join is a report of every member
+_MOST_LOSSES, _MOST_DRAWN = 1000, 100_000  # a run whose workers are lost faster than steps are done has no end
 _MANIFEST = {"steps": 0, "shard_state": False}
 _ROUNDING = 1e-6  # of a step: one that ends at the moment of a loss is done
 _NOTHING = (0.0, 0, 0.0, 0.0)
@@ -95,9 +96,11 @@ class _VirtualRun:
     done: int = 0  # steps that count so far
     best: int = 0  # most steps that were ever done
     saved: int = 0  # steps of the last checkpoint
+    saved_s: float = 0.0  # seconds in which these were computed
     again: int = 0  # steps that were computed again
     computed_s: float = 0.0  # seconds in which steps that count were computed
     losses: int = 0  # workers that were lost
+    drawn: int = 0  # losses, and moments at which there was nobody to be lost
     joins: int = 0  # workers that joined
     # living member -> steps that it has; None before its first generation
     held: dict[int, Progress | None] = field(default_factory=dict)
@@ -113,12 +116,14 @@ class _VirtualRun:
         for at, place in scenario.losses:
             self._at(at, partial(self._lose, place))
         self._draw_loss(draw)
-        while self.ended is None and self.queue:
+        while self.ended is None and self.queue and self.losses < _MOST_LOSSES and self.drawn < _MOST_DRAWN:
             at, _, happens = heapq.heappop(self.queue)
             if at > self.now:
                 self.now = at
             happens()
         why = None if self.ended is None or self.ended.error is None else str(self.ended.error).splitlines()[0]
+        if self.ended is None:
+            why = f"{self.losses} workers were lost, and {self.done} of {scenario.steps} steps done"
         return SimulatedOutcome(
             self.now, self.done, self.again, self.losses, self.joins, max(0.0, self.now - self.computed_s), why
         )
@@ -136,6 +141,7 @@ class _VirtualRun:
             return
 
         def lose() -> None:
+            self.drawn += 1
             if self.held:
                 self._lose(draw.randrange(len(self.held)))
             self._draw_loss(draw)
@@ -180,8 +186,7 @@ class _VirtualRun:
         self.begun += 1
         if begin.restore is not None or begin.forgets:
             self.again += self.done - self.saved
-            self.computed_s -= (self.done - self.saved) * self._step_s()
-            self.done = self.saved
+            self.done, self.computed_s = self.saved, self.saved_s
         for member in begin.members:
             self.held[member] = Progress(self.done)
         begun, regroup_s = self.begun, self.scenario.conditions.regroup_s if self.begins else 0.0
@@ -220,6 +225,8 @@ class _VirtualRun:
         every = self.scenario.checkpoint
         saved = (self.done + steps) // every * every if every else 0
         checkpointed = saved > self.saved
+        if checkpointed:
+            self.saved_s = self.computed_s + (saved - self.done) * seconds
         self.done += steps
         self.best = max(self.best, self.done)
         self.computed_s += steps * seconds

@@ -72,6 +72,29 @@ def test_when_all_are_lost_what_was_done_since_the_checkpoint_is_done_again() ->
     assert outcome.seconds == pytest.approx(40 + 7 + 0.5 + 0.25 + 10.0, abs=0.01)
 
 
+def test_steps_that_are_lost_were_as_long_as_their_workers_made_them() -> None:
+    """Two are lost at once, and one comes back before the other, for a step that is slow."""
+    scenario = Scenario(
+        requirements(2),
+        replace(QUIET, detect_s=0.0),
+        20,
+        lambda living: 100.0 / living**4,
+        10,
+        [(100.0, 0), (100.0, 0)],
+    )
+    outcome = simulate(scenario)
+    assert (outcome.steps, outcome.losses, outcome.ended) == (20, 2, None)
+    assert outcome.seconds - outcome.lost_s == pytest.approx(19 * 6.25 + 100.0)
+
+
+def test_a_run_that_loses_workers_faster_than_it_does_steps_is_given_up() -> None:
+    for start_s, failure_s in ((0.0, 1e-4), (1e9, 1e-6)):
+        conditions = Conditions(failure_s=failure_s, detect_s=0.0, start_s=start_s)
+        outcome = simulate(Scenario(requirements(1), conditions, 10, lambda _workers: 1.0))
+        assert outcome.steps < 10
+        assert outcome.ended is not None
+
+
 @given(st.integers(2, 6), st.integers(0, 1000), st.integers(1, 20))
 def test_whatever_is_lost_every_step_is_done_or_the_reason_said(workers: int, seed: int, checkpoint: int) -> None:
     conditions = Conditions(failure_s=60.0, detect_s=0.1, start_s=3.0, seed=seed)
