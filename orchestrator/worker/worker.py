@@ -38,7 +38,7 @@ from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
 from orchestrator.worker import device as worker_device
 from orchestrator.worker import device_memory
-from orchestrator.worker.admission import portability, proof, runs_of_its_own
+from orchestrator.worker.admission import portability, proof
 from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.between_steps.callbacks import Callbacks
 from orchestrator.worker.between_steps.late_digests import LateDigests
@@ -49,7 +49,7 @@ from orchestrator.worker.loop import Loop
 from orchestrator.worker.member.cancellation import CancellableTransport, live
 from orchestrator.worker.member.cuda_stamps import CudaStamps
 from orchestrator.worker.member.generation import Connect, Generation, ProcessServices
-from orchestrator.worker.model import construction, refusals
+from orchestrator.worker.model import construction, refusals, runs_of_its_own
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_graphs import ShardGraphs

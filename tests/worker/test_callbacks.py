@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +48,9 @@ class Called(Pipeline):
         print("called at", step)
         weight.zero_()
         model.train()
+        if step == 6:
+            mlflow = SimpleNamespace(active_run=lambda: SimpleNamespace(info=SimpleNamespace(run_name="calm-duck-141")))
+            sys.modules["mlflow"] = mlflow  # type: ignore[assignment]
         if step == 1:
             raise ValueError("no")
         if step == 2:
@@ -119,6 +124,11 @@ def test_each_call_has_a_copy_of_its_own_and_what_fails_is_told(calls: Callbacks
     assert found[0]["metrics"] == found[4]["metrics"]  # its random numbers, too, follow from seed and step
     assert (found[5]["metrics"]["sum"], found[5]["metrics"]["training"]) == (3.0, 0.0)
     assert {"printed": "called at 5"} in told.entries
+    for _ in range(2):
+        calls.call(6, {"loss": 0.0}, given)
+    calls.finish(nothing, 200)
+    [note] = [entry["why"] for entry in told.entries if entry.get("event") == "device"]
+    assert "calm-duck-141; leave mlflow.start_run() and mlflow.log_... out" in note
     _ends_a_call_that_does_not_return(calls, told)
 
 

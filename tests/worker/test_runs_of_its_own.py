@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.worker.admission import runs_of_its_own
+from orchestrator.worker.model import runs_of_its_own
 
 BEGUN: Any = SimpleNamespace(info=SimpleNamespace(run_name="calm-duck-141"))
 

@@ -36,7 +36,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics import determinism, streams
 from orchestrator.pipeline import Pipeline, naming
-from orchestrator.worker.model import construction
+from orchestrator.worker.model import construction, runs_of_its_own
 
 _LOOK_S = 0.2
 _WAITING_BYTES = 256 * 2**20  # of the copies that wait; one may always
@@ -64,7 +64,7 @@ class _Call(NamedTuple):
 
 class Callbacks:
     """The calls of one worker, in a process that `start` begins. emit: hears `{"event": "called_back", "step", "metrics"}` of
-    each call, with `failed` where it failed."""
+    each call, with `failed` where it failed, and once of runs of MLflow that calls begin."""
 
     def __init__(self, plan: Plan, emit: Emit, start: Start = Started) -> None:
         run, compute = plan.run, plan.run.compute
@@ -74,6 +74,7 @@ class Callbacks:
         self._child: Child | None = None
         self._waiting: deque[_Call] = deque()
         self._returned = 0
+        self._noted = False
         self._calling: int | None = None
         self._closed = False
         self._changed = threading.Condition()
@@ -137,6 +138,9 @@ class Callbacks:
             if not self._closed:
                 for line in answer.pop("said", ()):
                     self._emit({"printed": line})
+                if (note := answer.pop("note", None)) is not None and not self._noted:
+                    self._noted = True
+                    self._emit({"event": "device", "why": note})
                 self._tell(call.step, seconds=round(time.monotonic() - began, 3), **answer)
             with self._changed:
                 self._calling = None
@@ -229,7 +233,7 @@ def _answered(caller: Callable[[], _Caller], call: _Call) -> dict[str, Any]:
             answer: dict[str, Any] = {"metrics": caller()(call)}
         except OrchestratorError as error:
             answer = {"failed": error.message}
-    return {**answer, "said": said.getvalue().splitlines()}
+    return {**answer, "said": said.getvalue().splitlines(), "note": runs_of_its_own.note()}
 
 
 def _serve(worker: Messages) -> None:
