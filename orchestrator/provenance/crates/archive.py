@@ -15,7 +15,7 @@ import stat
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -27,7 +27,7 @@ MOST_BYTES = 1 << 40
 _PIECE_BYTES = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip can hold
 _JOINERS = "\u200c\u200d"  # of letters, in names in Persian and Hindi
-_PLAIN = stat.S_IFREG | 0o644
+_PLAIN, _FOLDER = stat.S_IFREG | 0o644, stat.S_IFDIR | 0o755
 _PACKED = (  # do not get smaller
     *(".bundle", ".gz", ".npz", ".parquet", ".png", ".jpg", ".jpeg", ".safetensors", ".zip", ".zst"),
 )
@@ -57,8 +57,11 @@ def write(files: Mapping[str, Content], target: Path) -> None:
     try:
         if is_zip(target):
             with zipfile.ZipFile(partial, "x") as archive:
-                for name in sorted(files):
-                    _add(archive, name, files[name])
+                for name in sorted({*files, *_folders(files)}):
+                    if name in files:
+                        _add(archive, name, files[name])
+                    else:
+                        _add_folder(archive, name)
         else:
             for name in sorted(files):
                 place = partial / name
@@ -193,6 +196,17 @@ def _add(archive: zipfile.ZipFile, name: str, content: Content) -> None:
     entry.file_size = len(content) if isinstance(content, bytes) else content.stat().st_size
     with archive.open(entry, "w", force_zip64=entry.file_size >= 1 << 31) as file:
         _copy(content, file)
+
+
+def _add_folder(archive: zipfile.ZipFile, name: str) -> None:
+    """Some who read a crate look for the folders that its metadata name, and not for what is in them."""
+    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry.create_system, entry.external_attr = 3, _FOLDER << 16
+    archive.writestr(entry, b"")
+
+
+def _folders(names: Iterable[str]) -> set[str]:
+    return {f"{parent}/" for name in names for parent in PurePosixPath(name).parents if parent.name}
 
 
 def _copy(content: Content, file: IO[bytes]) -> None:

@@ -159,3 +159,13 @@ def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
     assert archive.unpack(tmp_path / "one.zip", tmp_path / "x") == archive.unpack(tmp_path / "three", tmp_path / "y")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["one.zip", "three", "two.zip", "x", "y"]
+
+
+def test_a_zip_has_the_folders_of_its_files(tmp_path: Path) -> None:
+    """Validators of crates ask it for each folder that the metadata name."""
+    files: dict[str, archive.Content] = {"a.txt": b"1", "data/é b/c.txt": b"2", "data/d": b"3"}
+    archive.write(files, tmp_path / "crate.zip")
+    with zipfile.ZipFile(tmp_path / "crate.zip") as written:
+        assert written.namelist() == ["a.txt", "data/", "data/d", "data/é b/", "data/é b/c.txt"]
+    assert archive.unpack(tmp_path / "crate.zip", tmp_path / "unpacked").keys() == files.keys()
+    assert {name: (tmp_path / "unpacked" / name).read_bytes() for name in files} == files
