@@ -1155,6 +1155,19 @@ class CountsForLater(Numbered):
         return super().loss(model, batch) * (1 if self.schedule["batches"] < 1000 else 2)
 
 
+class CountsUnderAPrivateName(Numbered):
+    """The same, where a number that nothing follows from changes, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches, self._told = 0, 0.0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        self._batches += 1
+        self._told += 0.5
+        return super().loss(model, batch) * (1 if self._batches < 1000 else 2)
+
+
 progress = {"batches": 0}
 
 

@@ -115,6 +115,7 @@ PREPARING = [
         ("validation batch 0", "validation.generator", "randomness only from"),
     ),
     Fault(f.CountsForLater, Inconsistent, ("pipeline.schedule['batches'] changed", "step 0, shard 0", "no state")),
+    Fault(f.CountsUnderAPrivateName, Inconsistent, ("when pipeline._batches was another number", "parameter `step`")),
     Fault(f.CountsInAGlobal, Inconsistent, ("tests.worker.faulty.progress['batches'] changed", "no state")),
     Fault(f.DrawsRarely, Inconsistent, ("train.generator changed", "step 0, shard 0", "no state")),
     Fault(f.AveragesInLoss, Inconsistent, ("pipeline.average.n_averaged", "step 0, shard 0", "no state")),

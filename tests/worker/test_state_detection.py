@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from orchestrator.worker.admission.state_detection import grown, look
+from orchestrator.worker.admission.state_detection import far_away, grown, look
 
 
 class Layer(nn.Linear):
@@ -124,6 +124,21 @@ def test_what_grows_or_moves_each_time_is_state(change: Callable[[Pipeline], obj
 @pytest.mark.parametrize("change", NONE)
 def test_private_names_caches_and_what_data_sets_count_are_none(change: Callable[[Pipeline], object]) -> None:
     assert not any(looks(Pipeline(), change).values())
+
+
+def test_private_numbers_are_named_and_can_be_others_for_a_while() -> None:
+    pipeline = Pipeline()
+    meter = pipeline.meter
+    grows = looks(pipeline, lambda _: setattr(meter, "_calls", meter._calls + 1))
+    assert grows == {"pipeline.meter._calls": False}
+    roots = {"pipeline": pipeline}
+    with far_away(roots, pipeline.net, "pipeline.meter._calls") as is_away:
+        assert is_away
+        assert meter._calls > 1_000_000
+        meter._calls += 1
+    assert meter._calls == 3
+    with far_away(roots, pipeline.net, "pipeline.average") as is_away:
+        assert not is_away
 
 
 def test_the_closures_of_hooks_are_looked_at() -> None:

@@ -178,6 +178,15 @@ def _verify(
             f"{_NO_STATE}; what nothing follows from may have a name that begins with _",
             code="pipeline.changes-itself",
         )
+    for place in grown:
+        with state_detection.far_away(workload.user_objects(), workload.model, place) as is_away:
+            follows = is_away and compute(batches[0]) != results[0]
+        if follows:
+            raise Inconsistent(
+                f"{what} came out differently when {place} was another number, which changes each time",
+                f"{_NO_STATE}; loss() with a parameter `step` is told how many updates the model has had",
+                code="pipeline.private-counter",
+            )
     return None if None in results else results[0]
 
 

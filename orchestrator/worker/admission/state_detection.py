@@ -13,11 +13,15 @@ Arrays and lengths count where the user has written the class that has them. Obj
 too, where the pipeline or its model refers to them: with class attributes, closures and default arguments. Objects of packages
 count for themselves, data sets may, and caches change once at most. They are named if a result differs.
 
+Numbers with names that begin with _ count if a result follows from them. One that changes each time is made another, far away,
+for one more computation.
+
 It does not see variables of other modules, files, or what containers with many elements hold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import random
@@ -48,6 +52,7 @@ _METRICS = "torchmetrics"  # a metric that is called with a batch adds up beside
 # Kinds of values that are state for sure if they change: none, numbers, or arrays and lengths as well.
 _NOTHING, _NUMBERS, _ALL = range(3)
 _OF_DATA: Final = ("train", "validation")
+_FAR: Final = 1_000_003  # odd, and behind the end of all that code may count up to before it does something else
 
 Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for sure; what changes when it does
 
@@ -55,11 +60,31 @@ Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is stat
 def look(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool = False) -> Observations:
     """The present state of everything that these objects hold. roots: by name, among them "pipeline" and its model. gathers:
     whether their code may gather what batches gave in lists, which somebody reads at the end of an epoch."""
+    return _walked(roots, model, gathers=gathers).found
+
+
+def _walked(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool) -> _Walk:
     walk = _Walk(model, gathers=gathers)
     for name, root in roots.items():
         counts = _NUMBERS if name in _OF_DATA else _ALL
         walk.through(name, root, _public(name.rpartition(".")[2], counts))
-    return walk.found
+    return walk
+
+
+@contextlib.contextmanager
+def far_away(roots: Mapping[str, Any], model: torch.nn.Module, place: str) -> Iterator[bool]:
+    """Within the block the number at this place is another, if it has a private name; gives whether it has. roots: as of
+    `look`."""
+    owner, name = _walked(roots, model, gathers=False).private.get(place, (None, ""))
+    if owner is None:
+        yield False
+        return
+    number = getattr(owner, name)
+    setattr(owner, name, number + _FAR)
+    try:
+        yield True
+    finally:
+        setattr(owner, name, number)
 
 
 def grown(first: Observations, second: Observations, third: Observations) -> dict[str, bool]:
@@ -74,6 +99,7 @@ class _Walk:
 
     def __init__(self, model: torch.nn.Module, *, gathers: bool) -> None:
         self.found: Observations = {}
+        self.private: dict[str, tuple[Any, str]] = {}  # the owner and the name of each private number
         self._gathers = gathers
         self._modules = {id(module) for module in model.modules()}
         self._tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -128,6 +154,8 @@ class _Walk:
                 for kind_of_hook in _HOOKS:
                     self.through(f"{place}.{name}'s hooks", getattr(tensor, kind_of_hook, None), own)
         for name, part in list(vars(value).items()):
+            if own == _ALL:
+                self._note_private(place, value, name, part)
             if type(part) in _BARE or (type(part) in _EMPTY and not part):  # of a module's attributes most are
                 continue
             if name not in ("_parameters", "_buffers", "_modules"):
@@ -139,6 +167,7 @@ class _Walk:
             return
         self._classes.add(kind)
         for name, part in list(vars(kind).items()):
+            self._note_private(f"{kind.__module__}.{kind.__qualname__}", kind, name, part)
             if not name.startswith("__"):
                 self.through(f"{kind.__module__}.{kind.__qualname__}.{name}", part, _public(name, _ALL))
             elif isinstance(part, types.FunctionType):
@@ -156,6 +185,11 @@ class _Walk:
         held = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {}), **vars(function)}
         for name, part in held.items():
             self.through(f"{place}.{name}", part, _public(name, counts))
+
+    def _note_private(self, place: str, owner: Any, name: str, part: Any) -> None:
+        if type(part) in (int, float) and name.startswith("_") and not name.startswith("__"):
+            self.found[f"{place}.{name}"] = False, repr(part).encode()
+            self.private[f"{place}.{name}"] = owner, name
 
     def _hash(self, place: str, array: Any, *, is_state: bool) -> None:
         elements = array.numel() if isinstance(array, torch.Tensor) else array.size
