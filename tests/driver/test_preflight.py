@@ -132,6 +132,30 @@ def test_an_input_that_may_not_be_read_is_refused(project: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+def test_of_inputs_that_were_read_before_only_what_was_written_since_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials of a sweep have the same ones."""
+    (project / "data").mkdir()
+    files = [project / "data" / name for name in ("a.txt", "b.txt")]
+    for file in files:
+        file.write_text("1")
+    settings, read = load([RUN], ["data.inputs=[data]"]), list[Path]()
+    known = checks.check(settings, project).scans
+    md5_of_file = hashing._md5_of_file
+
+    def watched(path: Path, *kind: str) -> str:
+        read.append(path)
+        return md5_of_file(path, *kind)
+
+    monkeypatch.setattr(hashing, "_md5_of_file", watched)
+    files[1].write_text("1")
+    assert (checks.check(settings, project, known).scans, read) == (known, files[1:])
+    files[0].write_text("2")
+    assert checks.check(settings, project, known).scans["data"].md5 != known["data"].md5
+
+
+@pytest.mark.slow
 def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its import takes longer than all the rest; only `strict` cannot do without."""
     asked: list[Path] = []

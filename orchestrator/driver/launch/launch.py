@@ -50,7 +50,7 @@ def launch(
     """
     project = Path.cwd()
     settings = begin.all_pinned(settings, project, trusted=trusted)
-    found = rehearse(settings, project, repeated)
+    found = rehearse(settings, project, repeated, {} if beside is None else beside.scans)
     settings, plan, provenance = found.settings, found.plan, found.provenance
     notes = [*provenance.notes, *found.built.notes]
     secret = private.of_launch(settings)

@@ -4,10 +4,11 @@ reads."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.config.plan import Declared, Plan
@@ -17,6 +18,7 @@ from orchestrator.data import input_auditing
 from orchestrator.driver.launch.repeated import NOTHING, Repeated
 from orchestrator.driver.preflight import checks, crowding
 from orchestrator.driver.preflight.checks import Provenance
+from orchestrator.provenance.data.hashing import Scan
 from orchestrator.records import input_audit, phases
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.worker.model import construction
@@ -38,15 +40,20 @@ class Rehearsed:
 
 
 def rehearse(
-    settings: Settings, project: Path, repeated: Repeated = NOTHING, *, cards_elsewhere: bool = False
+    settings: Settings,
+    project: Path,
+    repeated: Repeated = NOTHING,
+    known: Mapping[str, Scan] = MappingProxyType({}),
+    *,
+    cards_elsewhere: bool = False,
 ) -> Rehearsed:
-    """All that a launch and a plan refuse. cards_elsewhere: as for `checks.check`. Raises ConfigurationError, PipelineRaised,
-    UsageError, and NotRerunnable under `strict`."""
+    """All that a launch and a plan refuse. known, cards_elsewhere: as for `checks.check`. Raises ConfigurationError,
+    PipelineRaised, UsageError, and NotRerunnable under `strict`."""
     declared = Declared(tuple(settings.data.inputs), tuple(settings.environment.variables))
     # The pipeline's module is imported by the checks.
     with _cutting(settings) as cut_of, input_auditing.window(declared) as whole:
         with phases.of("code and data"):
-            provenance = checks.check(settings, project, cards_elsewhere=cards_elsewhere)
+            provenance = checks.check(settings, project, known, cards_elsewhere=cards_elsewhere)
         plan = resolve(settings)
         with _rehearsing, phases.of("pipeline and model"), input_auditing.window(declared) as building:
             built, cut = construction.rehearse(plan), cut_of(plan)

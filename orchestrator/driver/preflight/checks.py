@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator import pipeline
@@ -45,7 +46,7 @@ from orchestrator.optim.privacy import accounting
 from orchestrator.optim.schedules import SCHEDULES
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
-from orchestrator.provenance.data.hashing import Scan, scan_input
+from orchestrator.provenance.data.hashing import Scan, scan_input, scanned_again
 from orchestrator.provenance.tracking import names
 from orchestrator.provenance.tracking.addresses import absolute, database_of, default_uri
 from orchestrator.records import input_audit, loggers, redaction
@@ -102,9 +103,16 @@ def code_in(work: worktree.WorkTree | None) -> Callable[[input_audit.File], bool
     )
 
 
-def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -> Provenance:
-    """Check the settings; returns what is known of code and data. cards_elsewhere: what this machine lacks to compute on a
-    GPU is noted. Else a card that is lost is hidden from what this process starts, as in `take_cards`.
+def check(
+    settings: Settings,
+    project: Path,
+    known: Mapping[str, Scan] = MappingProxyType({}),
+    *,
+    cards_elsewhere: bool = False,
+) -> Provenance:
+    """Check the settings; returns what is known of code and data. known: inputs as this process has read them before, of which
+    only what was written since is read; cards_elsewhere: what this machine lacks to compute on a GPU is noted. Else a card that
+    is lost is hidden from what this process starts, as in `take_cards`.
     Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
     if lacking := torch_names.problems():
         remedy = f"install {TORCH.wanted}, with which this was tested"
@@ -157,7 +165,7 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
             secrets.note_of_contents(work.root, looked_at),
             _store_note(settings, work),
         ]
-    scans = {path: _scanned(project, path) for path in settings.data.inputs}
+    scans = {path: _scanned(project, path, known.get(path)) for path in settings.data.inputs}
     notes += [_pointers_note(path, found) for path, found in scans.items()]
     found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None], of_cards)
     if settings.strict and found.obstacles:
@@ -169,7 +177,9 @@ def check(settings: Settings, project: Path, *, cards_elsewhere: bool = False) -
     return found
 
 
-def _scanned(project: Path, path: str) -> Scan:
+def _scanned(project: Path, path: str, before: Scan | None) -> Scan:
+    if before is not None and (found := scanned_again(project, path, before)) is not None:
+        return found
     try:
         return scan_input(project, path)
     except OSError as error:

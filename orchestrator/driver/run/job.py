@@ -80,6 +80,7 @@ from orchestrator.errors import (
 )
 from orchestrator.numerics import determinism
 from orchestrator.optim.privacy.secret import Secret
+from orchestrator.provenance.data.hashing import Scan
 from orchestrator.provenance.tracking import default_uri, identity_of_process, is_server
 from orchestrator.provenance.tracking.health import is_well
 from orchestrator.records import barriers, lines, phases, times
@@ -98,6 +99,7 @@ class Beside:
     pending_signal: PendingSignal  # tells all of a request to end
     ray: RaySession  # that they run on, which outlives them
     tags: Mapping[str, str] = field(default_factory=dict)  # of its MLflow run
+    scans: Mapping[str, Scan] = field(default_factory=dict)  # of inputs, by path, as another run of them had these
     # told what was found of code and data before anything is started; may raise
     check: Callable[[Provenance], None] = lambda _provenance: None
     opened: Callable[[str], None] = lambda _run_id: None  # told the id of the run

@@ -219,6 +219,7 @@ class Trials:
             self.pending_signal,
             self.ray,
             tags,
+            self._scans,
             self._check_project,
             lambda run_id: self.record.begun(place, run_id),
         )
