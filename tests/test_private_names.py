@@ -82,6 +82,7 @@ AROUND = {
     "torch._C._cuda_endAllocateToPool": "that memory is not given again",
     "torch._C._cuda_releasePool": "that memory is not given again",
     "torch.autograd.graph._engine_run_backward": "the public function",
+    "torch._functorch.config.graphsafe_rng_functionalization": "the proof refuses what comes out otherwise",
     "torch._inductor": "as its function to compile",
     "torch._inductor.compile": "the worker refuses to compile",
     "._optimizer_step_pre_hooks": "an optimizer counts as watched, and its step is not divided",

@@ -182,6 +182,9 @@ def prepare_thread() -> None:
         )
     config.recompile_limit = config.accumulated_recompile_limit = _SHAPES
     config.fail_on_recompile_limit_hit = True
+    # Or random numbers within activation checkpoints come from states that no seed sets, and follow from the calls before.
+    with contextlib.suppress(AttributeError):
+        torch._functorch.config.graphsafe_rng_functionalization = False
     config.wrap_top_frame = True  # or a model of a class of torch, such as Sequential, is left as it is without a word
 
 

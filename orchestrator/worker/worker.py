@@ -183,8 +183,9 @@ class Worker:
     def _context(self, device: worker_device.Device, whole_on: staging.Staging) -> WorkerContext:
         """Replica, optimizer and updater, and recordings where a GPU computes the whole model."""
         plan, workload = self._plan, self._workload
-        replica = Replica(workload.model, whole_on, watches_all=not self._is_staged, rules=workload.buffer_rules)
-        if plan.run.compute.compiled:
+        compiles, rules = plan.run.compute.compiled, workload.buffer_rules
+        replica = Replica(workload.model, whole_on, watches_all=not self._is_staged, packs=not compiles, rules=rules)
+        if compiles:
             inductor.compile_model(workload.model)
         if self._is_staged:  # it may be short of memory, and what the model took before is free now
             allocator.give_back()

@@ -150,6 +150,17 @@ class Tabled(torch.nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("quickly", "retracer")
+def test_the_compiler_takes_buffers_that_a_model_moves_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses to compile code that moves integers in memory which it shares with others."""
+    from torch._dynamo import lookup_backend
+
+    monkeypatch.setattr(torch._inductor, "compile", lambda *given, **_: lookup_backend("aot_eager")(*given))
+    assert train(p.Batchnorm, compiled=True, steps=4).digest == train(p.Batchnorm, steps=4).digest
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly")
 def test_a_recording_is_of_compiled_code_and_knows_the_tables_that_this_reads() -> None:
     model, ran = Tabled(), list[int]()

@@ -37,6 +37,8 @@ class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     operation. Compiled code (`numerics.inductor`) is seen by what it is given. Other kernels that are no operations of torch
     are not seen."""
 
+    supports_higher_order_operators = True  # which compiled code calls
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._allocated: Set[int] | None = None

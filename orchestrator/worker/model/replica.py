@@ -65,6 +65,8 @@ class Replica:
         *,
         # whether all tensors are watched until the first step; not so where a part of this model makes a replica before
         watches_all: bool = True,
+        # whether buffers may be moved into one piece of memory; torch's compiler takes none that a model moves there
+        packs: bool = True,
         rules: Mapping[str, str] | None = None,  # those that are declared, by the name of a buffer
     ) -> None:
         self.staging = staging = staging or Direct()
@@ -83,7 +85,7 @@ class Replica:
         self._move_into_flat_buffer(staging.device)
         self._buffers = dict(model.named_buffers())
         others = list(self._buffers.values())
-        self._piece = PackedBuffers(self._moving, others, staging.empty, moves=staging.answers_late)
+        self._piece = PackedBuffers(self._moving, others, staging.empty, moves=packs and staging.answers_late)
         ends = self._piece.layout.offsets
         self._statistics_end, self._counters_end = (
             ends[len(self.statistics)],
