@@ -11,7 +11,7 @@ import hashlib
 import os
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.errors import NotRerunnable, bulleted, few
@@ -39,6 +39,11 @@ class File:
         """By which it is known again in another checkout."""
         return self.inside or self.path
 
+    def differs(self, other: File) -> bool:
+        """Whether its content is another one, as far as that is known."""
+        hashed = None not in (self.sha256, other.sha256)
+        return self.size != other.size or (hashed and self.sha256 != other.sha256)
+
 
 @dataclass(frozen=True)
 class InputAudit:
@@ -49,6 +54,7 @@ class InputAudit:
     # by name, the values of environment variables; several where processes differ
     variables: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     more: int = 0  # number of files beyond the limit, which are not listed
+    changed: tuple[str, ...] = ()  # names of files that were read with another content, too; `files` has the newer one
 
     def __bool__(self) -> bool:
         return bool(self.files or self.hosts or self.variables or self.more)
@@ -58,7 +64,10 @@ class InputAudit:
         variables = {name: _distinct([*self.variables.get(name, ()), *other.variables.get(name, ())]) for name in names}
         files = dict(sorted({**self.files, **other.files}.items()))
         hosts = tuple(sorted({*self.hosts, *other.hosts}))
-        return InputAudit(files, hosts, variables, max(self.more, other.more))
+        both = self.files.keys() & other.files.keys()
+        changed = {name for name in both if self.files[name].differs(other.files[name])}
+        also = tuple(sorted({*self.changed, *other.changed, *changed}))
+        return InputAudit(files, hosts, variables, max(self.more, other.more), also)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -66,6 +75,7 @@ class InputAudit:
             "hosts": list(self.hosts),
             "variables": {name: [_plain(value) for value in values] for name, values in self.variables.items()},
             "more": self.more,
+            "changed": list(self.changed),
         }
 
     def identity(self) -> dict[str, Any]:
@@ -73,6 +83,7 @@ class InputAudit:
         return {
             "files": {name: file.sha256 for name, file in self.files.items() if not file.folder},
             "variables": {name: " or ".join(map(_known, values)) for name, values in self.variables.items()},
+            **({"changed": list(self.changed)} if self.changed else {}),
         }
 
 
@@ -82,6 +93,7 @@ def from_dict(values: Mapping[str, Any]) -> InputAudit:
         tuple(values.get("hosts", ())),
         {name: tuple(found) for name, found in values.get("variables", {}).items()},
         values.get("more", 0),
+        tuple(values.get("changed", ())),
     )
 
 
@@ -97,13 +109,14 @@ def recorded(name: str, value: str | None) -> Value:
 def elsewhere(audit: InputAudit, is_code: Callable[[File], bool]) -> InputAudit:
     """Without files of the code."""
     files = {name: file for name, file in audit.files.items() if not is_code(file)}
-    return InputAudit(files, audit.hosts, audit.variables, audit.more)
+    changed = tuple(name for name in audit.changed if name in files)
+    return InputAudit(files, audit.hosts, audit.variables, audit.more, changed)
 
 
 def undeclared(audit: InputAudit, variables: Collection[str]) -> InputAudit:
     """The inputs that the settings do not name. variables: those that they do; of files none is here that they name."""
     left = {name: values for name, values in audit.variables.items() if name not in variables}
-    return InputAudit(audit.files, audit.hosts, left, audit.more)
+    return replace(audit, variables=left)
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
@@ -190,7 +203,15 @@ def refusal(audit: InputAudit) -> NotRerunnable | None:
 
 def _unequal(audit: InputAudit) -> list[str]:
     names = [name for name, values in audit.variables.items() if values[1:]]
-    return [f"{few(names, _SHOWN)}: not the same at all workers; set it on every node"] if names else []
+    found = (
+        [f"{few(names, _SHOWN)}: not the same at all workers, or at a resume; set it on every node"] if names else []
+    )
+    if audit.changed:
+        found.append(
+            f"{few(list(audit.changed), _SHOWN)}: changed since the run began, or not the same on every node; steps are "
+            "computed from what is there now"
+        )
+    return found
 
 
 def settable(audit: InputAudit) -> dict[str, str | None]:

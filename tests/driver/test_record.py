@@ -134,3 +134,22 @@ def test_the_card_names_the_version_that_its_run_has_registered(tmp_path: Path, 
     named = "models:/m/3" if trouble is None else "runs:/1/trained"
     card = record.files.card.read_text()
     assert (f'load_model("{named}")' in card, f"initial={named}" in card, "@newest" in card) == (True, True, False)
+
+
+def test_a_resumed_run_is_refused_where_its_workers_have_other_data(tmp_path: Path) -> None:
+    """In another order of samples some would be lost, and others repeated."""
+    agreed = {"samples": 100, "evaluation_batches": 2, "files": "f", "steps": 5}
+    first, _ = record_of(tmp_path, "a")
+    assert first.other_data(agreed) is None
+    resumed, _ = record_of(tmp_path, "a")
+    assert resumed.other_data({**agreed, "steps": 6}) is None
+    fewer = resumed.other_data({**agreed, "samples": 90})
+    assert fewer is not None
+    assert fewer.message.endswith("began with: 90 training samples, and 100 then")
+    others = resumed.other_data({**agreed, "files": "g", "partition": "p"})
+    assert others is not None
+    assert others.message.endswith("another list of training files, other owners or weights of samples")
+    assert resumed.other_data(agreed) is None
+    for record in (first, resumed):
+        record.journal.close()
+        record.trace.close()

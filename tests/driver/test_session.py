@@ -196,6 +196,7 @@ def play(
         trace=trace,
         origin=None,
         needed_at_once=lambda _: list(needed),
+        other_data=lambda _: None,
         needed_by_a_spare=lambda _: spare,
         describe=lambda *_: (["of a node"], ["of new code"]),
     )

@@ -61,6 +61,22 @@ def test_values_that_differ_between_workers_are_an_obstacle_and_not_set() -> Non
     assert any("not the same at all workers" in each for each in input_audit.obstacles(both))
 
 
+def test_a_file_that_changes_while_a_run_goes_on_is_an_obstacle() -> None:
+    """As at a resume: what was read before is in the record."""
+
+    def read(size: int, sha256: str | None) -> InputAudit:
+        return InputAudit({"a.csv": File("/a.csv", "a.csv", None, folder=False, size=size, sha256=sha256)})
+
+    for other in (read(4, "2"), read(5, None)):
+        both = input_audit.from_dict((read(4, "1") | other).as_dict())
+        assert both.changed == ("a.csv",)
+        assert any("a.csv: changed since the run began" in each for each in input_audit.obstacles(both))
+        assert both.identity() != other.identity()
+        assert (both | other).changed == ("a.csv",)
+    assert (read(4, "1") | read(4, None) | read(4, "1")).changed == ()
+    assert input_audit.elsewhere(read(4, "1") | read(4, "2"), lambda _: True).changed == ()
+
+
 def test_files_of_the_snapshot_are_code() -> None:
     is_code = input_audit.code_of([b"app/labels.json", b"shared/x.json"], "/repo", "app")
     assert is_code(File("/repo/app/labels.json", "labels.json"))

@@ -58,6 +58,14 @@ from orchestrator.records.loggers.feed import LoggerFeed
 from orchestrator.worker.member.generation import Generation
 
 _SHOWN = 3  # names in a sentence
+# Keys of the run manifest that tell of the data -> their change in words.
+_OF_THE_DATA = {
+    "samples": "another number of training samples",
+    "evaluation_batches": "another number of batches to validate on",
+    "files": "another list of training files",
+    "partition": "other owners or weights of samples",
+    "subset": "another subset of samples",
+}
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
     "failed": "FAILED",
@@ -219,6 +227,28 @@ class Record:
 
         run_manifest = generation.begin.run_manifest
         return memory_needs.of_a_spare(run_manifest, self._plan) if "parameters" in run_manifest else 0
+
+    def other_data(self, run_manifest: Mapping[str, Any]) -> NotRerunnable | None:
+        """Why a resumed run may not go on with the data of its workers: in another order samples would be lost
+        and repeated. The run begins with a note of them. A private run is bound to more
+        (`driver.preflight.private`)."""
+        if self._settings.is_private:
+            return None
+        now = {name: run_manifest[name] for name in _OF_THE_DATA if name in run_manifest}
+        recorded = read_json(self.files.data)
+        then = recorded.get("begun_with")
+        if then is None:
+            write_json(self.files.data, {**recorded, "begun_with": now})
+        if then is None or then == now:
+            return None
+        changed = [what for name, what in _OF_THE_DATA.items() if then.get(name) != now.get(name)]
+        if then.get("samples") != now.get("samples"):
+            changed[0] = f"{now.get('samples')} training samples, and {then.get('samples')} then"
+        return NotRerunnable(
+            f"the data are not those that the run began with: {', '.join(changed)}",
+            "put back what was there; begin=RUN_ID@STEP begins a new run with the state of a checkpoint",
+            code="resume.other-data",
+        )
 
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
         """Record what the user's code has read in a process of a worker. Returns the obstacles to a rerun and the notes that

@@ -128,6 +128,10 @@ class EventSink:
                 "bits are the same on another processor"
             )
 
+    def other_data(self, run_manifest: Mapping[str, Any]) -> NotRerunnable | None:
+        """Why the run may not go on with the data that its workers have."""
+        return self._record.other_data(run_manifest)
+
     def crowded(self, generation: Generation, cards: Mapping[int, CardMemory]) -> ConfigurationError | None:
         """Say it if members of the first generation, and spares, hardly fit on the GPUs that they share. Returns why they do
         not. cards: by member."""

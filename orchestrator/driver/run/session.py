@@ -469,9 +469,9 @@ class Session:
             return
         generation = self._member_directory.generation(begin, checkpoint)
         if self._event_sink.outcome.generations == 0:
-            crowded = self._event_sink.crowded(generation, self._all_cards())
-            if crowded is not None:
-                self._decide(events.Failed(None, crowded))
+            refused = self._event_sink.other_data(begin.run_manifest)
+            if (refusal := refused or self._event_sink.crowded(generation, self._all_cards())) is not None:
+                self._decide(events.Failed(None, refusal))
                 return
         ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
         for member in self._ready if self._event_sink.outcome.generations == 0 else ():
