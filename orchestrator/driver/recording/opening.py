@@ -19,7 +19,7 @@ from orchestrator.driver.recording import recorded_checkout, unsent
 from orchestrator.driver.recording.project_files import ProjectFiles
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report import description
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
 from orchestrator.provenance.tracking import LABEL, Store, Tracker, is_server, orphaned
 from orchestrator.provenance.tracking.store import USER, user
@@ -59,7 +59,8 @@ def open_record(
     try:
         files.settings.write_text(to_yaml(settings, public=True), encoding="utf-8")
     except OSError as error:
-        tracker.end("FAILED")
+        files.settings.unlink(missing_ok=True)  # what there is of it would be read as the whole
+        _give_up(tracker, files)
         raise ConfigurationError(
             [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk", code="record.unwritable"
         ) from error
@@ -68,7 +69,16 @@ def open_record(
     if provenance.work is None:
         write_json(files.code, {"unrecorded": "; ".join(provenance.in_code)})
     with phases.of("snapshot of the code"):
-        work = None if provenance.work is None else _keep(provenance.work, files, tracker)
+        work, unkept = (None, None) if provenance.work is None else _keep(provenance.work, files, tracker)
+    if unkept is not None:
+        if settings.strict:
+            _give_up(tracker, files)
+            raise NotRerunnable(
+                f"strict: this run could not be repeated exactly: {unkept}",
+                "mend that, or leave strict out",
+                code="rerun.code-not-kept",
+            )
+        obstacles = [*obstacles, unkept]
     with phases.of("what others lack"):
         lacking = unshared.of(provenance, store, tracker, settings.initial.name)
     earlier = [*(each.sentence for each in sent), *map(orphaned, orphans)]
@@ -78,6 +88,12 @@ def open_record(
     found = ProjectFiles(provenance.project, work, provenance.scans)
     contents, logger_feed = Contents(inputs, obstacles, work, lacking, found), _begin_loggers(settings, tracker, files)
     return Record(settings, store, tracker, files, earlier, contents, logger_feed)
+
+
+def _give_up(tracker: Tracker, files: RunFolder) -> None:
+    """No run becomes of it; a process that lives on, such as a notebook's, keeps nothing of it."""
+    tracker.end("FAILED")
+    files.release()
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance, since: int) -> Record:
@@ -115,17 +131,19 @@ def another_name(settings: Settings, origins: Mapping[str, str]) -> str | None:
     )
 
 
-def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:
-    """Write the snapshot of the code: the tree as it was written. An error is reported as a tag, and does not end the run."""
+def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> tuple[worktree.WorkTree | None, str | None]:
+    """Write the snapshot of the code: the tree as it was written, or an obstacle to a rerun. The error is reported as a tag,
+    too, and does not end the run."""
     try:
         kept = snapshot.keep(work, tracker.run_id)
         snapshot.bundle(kept, files.bundle)
         snapshot.patch(kept, files.patch)
     except (worktree.Unrecorded, git.GitError, OSError) as error:
         tracker.tag("code.unrecorded", str(error))
-        return None
+        write_json(files.code, {"unrecorded": str(error)})
+        return None, f"the code is not recorded: {error}; mend that, and launch it again"
     write_json(files.code, kept.as_dict())
-    return kept.work
+    return kept.work, None
 
 
 def _tags(settings: Settings, provenance: Provenance) -> dict[str, str]:

@@ -113,7 +113,9 @@ class Recorded:
                 self._require_whole()
         if missing:
             why = "" if self.files.bundle.exists() else self.code.get("unrecorded", "")
-            git = "" if why or self.files.bundle.exists() else " from a project in a git repository"
+            git = (
+                "" if why or self.files.bundle.exists() else " from a project in a git repository, on a disk with room"
+            )
             raise NotRerunnable(
                 f"the record of run {self.past.run_id} ({self.past.status}) is not complete: it lacks {', '.join(missing)}"
                 + (f": {why}" if why else ""),
@@ -122,8 +124,14 @@ class Recorded:
             )
 
     def require_readable(self) -> None:
-        """Raises NotRerunnable where a file that a run which goes on reads and writes is damaged."""
+        """Raises NotRerunnable where a file that a run which goes on reads and writes is damaged, or there are no settings."""
         files = self.files
+        if not files.settings.exists():
+            raise NotRerunnable(
+                f"run {self.past.run_id} ({self.past.status}) ended before its settings were recorded, as on a full disk",
+                "launch it again",
+                code="record.no-settings",
+            )
         for file in (files.environment, files.code, files.data, files.input_audit, files.identity, files.privacy):
             _read(file)
 

@@ -97,15 +97,18 @@ def bundle(snapshot: Snapshot, target: Path) -> None:
     text = f"tree {work.tree}\nauthor {_WHO}\ncommitter {_WHO}\n\n{_message(work)}"
     commit = git.run(work.root, "hash-object", "-t", "commit", "-w", "--stdin", stdin=text.encode()).decode().strip()
     partial = target.with_name(f".{target.name}.partial")
-    with partial.open("wb") as file:
-        if work.algorithm == "sha1":
-            file.write(b"# v2 git bundle\n")
-        else:
-            file.write(f"# v3 git bundle\n@object-format={work.algorithm}\n".encode())
-        file.write(f"{commit} {BUNDLE_REF}\n\n".encode())
-        file.flush()
-        git.run(work.root, *_PACK, stdin=f"{commit}\n".encode(), stdout=file)
-    partial.replace(target)
+    try:
+        with partial.open("wb") as file:
+            if work.algorithm == "sha1":
+                file.write(b"# v2 git bundle\n")
+            else:
+                file.write(f"# v3 git bundle\n@object-format={work.algorithm}\n".encode())
+            file.write(f"{commit} {BUNDLE_REF}\n\n".encode())
+            file.flush()
+            git.run(work.root, *_PACK, stdin=f"{commit}\n".encode(), stdout=file)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)  # of a full disk it would take what is left
 
 
 def patch(snapshot: Snapshot, target: Path) -> None:
