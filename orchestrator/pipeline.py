@@ -226,6 +226,12 @@ def named_otherwise(pipeline: type[Pipeline]) -> dict[str, str]:
     }
 
 
+def idle_clipping(pipeline: type[Pipeline]) -> str | None:
+    """The function of torch with which `loss` would clip gradients, as a loop does behind its backward pass; or None."""
+    names = set(_names_in(pipeline.loss.__code__)) if inspect.isfunction(pipeline.loss) else set()
+    return next((name for name in ("clip_grad_norm_", "clip_grad_value_") if name in names), None)
+
+
 def _names_in(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for each in code.co_consts:

@@ -15,7 +15,7 @@ import torch
 from orchestrator import Pipeline
 from orchestrator.common.processes import disregarded
 from orchestrator.errors import ConfigurationError, PipelineRaised
-from orchestrator.pipeline import defines, find, named_otherwise, naming
+from orchestrator.pipeline import defines, find, idle_clipping, named_otherwise, naming
 from orchestrator.worker.member.heartbeat import CalledOff
 from tests.refusals import refused
 
@@ -277,6 +277,19 @@ def test_hooks_by_names_of_other_frameworks_are_found_that_nobody_calls() -> Non
     assert named_otherwise(FromElsewhere) == {"collate_fn": "collate", "compute_metrics": "metrics"}
     assert named_otherwise(CallsThem) == {}
     assert named_otherwise(Pipeline) == {}
+
+
+class ClipsInLoss(Pipeline):
+    def loss(self, model: Any, batch: Any) -> Any:
+        loss = model(batch).mean()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return loss
+
+
+def test_clipping_in_a_loss_is_found_which_does_nothing() -> None:
+    """No parameter has a gradient there."""
+    assert idle_clipping(ClipsInLoss) == "clip_grad_norm_"
+    assert idle_clipping(Pipeline) is None
 
 
 def test_the_defaults() -> None:

@@ -418,8 +418,14 @@ def _hook_notes(settings: Settings) -> list[str]:
     if issubclass(target, Adapted):
         return []
     found = pipeline.named_otherwise(target)
+    clipping = pipeline.idle_clipping(target)
+    idle = f"pipeline.target: {clipping}() in loss() clips nothing, as the backward pass comes after it; gradient.clip does"
     return [
-        f"pipeline.target: nobody calls {name}(); the method that is called is {here}()" for name, here in found.items()
+        *(
+            f"pipeline.target: nobody calls {name}(); the method that is called is {here}()"
+            for name, here in found.items()
+        ),
+        *([] if clipping is None else [idle]),
     ]
 
 
