@@ -30,7 +30,7 @@ from tests.comm.transports.memory import Hub, LocalRegions
 from tests.products import thinned
 from tests.worker import faulty as f
 from tests.worker import pipelines as p
-from tests.worker.runs import LAYOUTS, ONE, End, Layout, members_end, rotating
+from tests.worker.runs import LAYOUTS, ONE, End, Layout, members_end, rotating, train
 
 pytestmark = pytest.mark.threads
 
@@ -115,6 +115,7 @@ PREPARING = [
         ("validation batch 0", "validation.generator", "randomness only from"),
     ),
     Fault(f.CountsForLater, Inconsistent, ("pipeline.schedule['batches'] changed", "step 0, shard 0", "no state")),
+    Fault(f.AnnealsUnderAPrivateName, Inconsistent, ("when pipeline._scale was another number",)),
     Fault(f.CountsUnderAPrivateName, Inconsistent, ("when pipeline._batches was another number", "parameter `step`")),
     Fault(f.CountsInAGlobal, Inconsistent, ("tests.worker.faulty.progress['batches'] changed", "no state")),
     Fault(f.DrawsRarely, Inconsistent, ("train.generator changed", "step 0, shard 0", "no state")),
@@ -219,6 +220,10 @@ def test_a_fault_is_found_before_anything_runs(fault: Fault) -> None:
 def test_one_tells_and_all_end(number: int) -> None:
     fault = COMPUTING[number]
     _assert_one_tells(fault, (ONE, *rotating(1, number)))
+
+
+def test_a_private_number_that_no_bit_follows_from_may_change() -> None:
+    assert train(f.TakesTurns, shards=1).digest == train(f.Numbered, shards=1).digest
 
 
 @pytest.mark.long

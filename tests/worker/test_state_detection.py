@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from orchestrator.worker.admission.state_detection import far_away, grown, look
+from orchestrator.worker.admission.state_detection import another, grown, look
 
 
 class Layer(nn.Linear):
@@ -132,13 +132,13 @@ def test_private_numbers_are_named_and_can_be_others_for_a_while() -> None:
     grows = looks(pipeline, lambda _: setattr(meter, "_calls", meter._calls + 1))
     assert grows == {"pipeline.meter._calls": False}
     roots = {"pipeline": pipeline}
-    with far_away(roots, pipeline.net, "pipeline.meter._calls") as is_away:
-        assert is_away
-        assert meter._calls > 1_000_000
+    with another(roots, pipeline.net, "pipeline.meter._calls", 1_000_000) as is_another:
+        assert is_another
+        assert meter._calls == 1_000_003
         meter._calls += 1
     assert meter._calls == 3
-    with far_away(roots, pipeline.net, "pipeline.average") as is_away:
-        assert not is_away
+    with another(roots, pipeline.net, "pipeline.average", 1) as is_another:
+        assert not is_another
 
 
 def test_the_closures_of_hooks_are_looked_at() -> None:

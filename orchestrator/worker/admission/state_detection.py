@@ -13,8 +13,8 @@ Arrays and lengths count where the user has written the class that has them. Obj
 too, where the pipeline or its model refers to them: with class attributes, closures and default arguments. Objects of packages
 count for themselves, data sets may, and caches change once at most. They are named if a result differs.
 
-Numbers with names that begin with _ count if a result follows from them. One that changes each time is made another, far away,
-for one more computation.
+Numbers with names that begin with _ count if a result follows from them. One that changes each time is made another one, and
+the batch computed once more.
 
 It does not see variables of other modules, files, or what containers with many elements hold.
 """
@@ -52,7 +52,9 @@ _METRICS = "torchmetrics"  # a metric that is called with a batch adds up beside
 # Kinds of values that are state for sure if they change: none, numbers, or arrays and lengths as well.
 _NOTHING, _NUMBERS, _ALL = range(3)
 _OF_DATA: Final = ("train", "validation")
-_FAR: Final = 1_000_003  # odd, and behind the end of all that code may count up to before it does something else
+# How far away: near, as a size or a number of repetitions may be; then odd, and behind the end of all that code may count up
+# to before it does something else.
+AWAY: Final = (1, 1_000_003)
 
 Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for sure; what changes when it does
 
@@ -72,15 +74,15 @@ def _walked(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool) 
 
 
 @contextlib.contextmanager
-def far_away(roots: Mapping[str, Any], model: torch.nn.Module, place: str) -> Iterator[bool]:
-    """Within the block the number at this place is another, if it has a private name; gives whether it has. roots: as of
-    `look`."""
+def another(roots: Mapping[str, Any], model: torch.nn.Module, place: str, away: int) -> Iterator[bool]:
+    """Within the block the number at this place is so much larger, if it has a private name; gives whether it has. roots: as
+    of `look`."""
     owner, name = _walked(roots, model, gathers=False).private.get(place, (None, ""))
     if owner is None:
         yield False
         return
     number = getattr(owner, name)
-    setattr(owner, name, number + _FAR)
+    setattr(owner, name, number + away)
     try:
         yield True
     finally:
