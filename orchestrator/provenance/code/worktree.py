@@ -266,6 +266,11 @@ def _file(
     place, shown = objects.at(reading.root, name), objects.shown(name)
     if not objects.free_of_links(reading.root, name, reading.free_of_links):
         return None
+    if any(part.lower() == b".git" for part in name.split(b"/")):
+        reading.obstacles.append(
+            f"{shown} is not recorded: git restores no such path; rename it, or list it in .gitignore"
+        )
+        return None
     size = place.lstat().st_size if os.path.lexists(place) else 0
     if size > LARGE_FILE_BYTES and (item is None or size != _stored_size(repository, item.entry.id)):
         megabytes = f"{size / 1e6:.0f} MB"

@@ -390,6 +390,14 @@ def test_a_file_that_cannot_be_read_is_named(repository: Path, monkeypatch: pyte
     assert obstacle.startswith("a.py cannot be read, so it is not recorded; chmod")
 
 
+def test_a_path_that_git_restores_nowhere_is_named(repository: Path) -> None:
+    """It was recorded, and no rerun could check it out."""
+    write(repository, {"sub/.Git/x.py": "1"})
+    found = examine(repository)
+    assert b"sub/.Git/x.py" not in found.entries
+    assert [each.partition(" is not recorded")[0] for each in found.obstacles] == ["sub/.Git/x.py"]
+
+
 def test_no_repository_and_no_git_are_named(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unrecorded, match=r"in no git repository.*git init"):
         examine(tmp_path)
