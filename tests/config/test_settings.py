@@ -193,6 +193,14 @@ def test_below_an_open_key_a_scalar_and_a_mapping_replace_each_other() -> None:
     assert given_on_command_line("pipeline.args.a.b=1", "pipeline.args.a=").pipeline.args == {"a": None}
 
 
+@given(st.text() | st.from_regex(r"[-+]?[0-9_]*\.?[0-9_]*([eE:][-+]?[0-9_]+)?", fullmatch=True))
+def test_text_in_a_mapping_stays_text(text: str) -> None:
+    """As the beginning of a hash, 12e5: it came as a number."""
+    if "${" not in text and text.isprintable():
+        mapping = {"run": {"steps": 3}, "pipeline": {"target": "a:B", "args": {"name": text}}}
+        assert load([mapping], []).pipeline.args == {"name": text}
+
+
 @pytest.mark.parametrize("earlier", ["steps", "epochs"])
 def test_a_later_source_that_sets_one_length_clears_the_other(write: Write, earlier: str) -> None:
     later = {"steps": "epochs", "epochs": "steps"}[earlier]

@@ -209,10 +209,19 @@ def _of_trainer(given: Mapping[str, Any], name: str) -> Source:
     )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that this dialect, too, would read as something else, such as 1e5."""
+
+
+for _first, _resolvers in Loader.yaml_implicit_resolvers.items():
+    for _tag, _texts in _resolvers:
+        _Dumper.add_implicit_resolver(_tag, _texts, [_first])
+
+
 def from_mapping(content: Mapping[str, Any]) -> Source:
     """The leaves of a mapping, which has to be what YAML can say."""
     try:
-        return from_text(yaml.safe_dump(dict(content), sort_keys=False), "the mapping")
+        return from_text(yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False), "the mapping")
     except yaml.representer.RepresenterError as error:
         problem = coded(
             "settings.not-plain",
