@@ -53,8 +53,8 @@ def test_who_waits_for_a_gpu_is_said_to() -> None:
     line = '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125 in forward'
     on_card = line.replace("nn/modules/linear.py", "cuda/streams.py").replace("125 in forward", "90 in synchronize")
     seen = ProcessStacks(DUMP.replace(line, on_card), "S")
-    assert location(seen, HOME, 12).sentence.startswith("it waits for its GPU; pipelines/net.py:42 in forward")
-    assert not location(ProcessStacks(DUMP, "S"), HOME, 12).sentence.startswith("it waits")
+    assert location(seen, HOME).sentence.startswith("it waits for its GPU; pipelines/net.py:42 in forward")
+    assert not location(ProcessStacks(DUMP, "S"), HOME).sentence.startswith("it waits")
 
 
 def test_what_is_installed_within_the_project_is_not_the_users() -> None:

@@ -509,7 +509,7 @@ class Session:
         """The journal has the stacks of all of a step that stalls before anybody is killed."""
         seen = self._members.stacks(members)
         for member in members:
-            found = location(seen.get(member), self._members.home(member), self._members.pid(member))
+            found = location(seen.get(member), self._members.home(member))
             is_stuck = member in stuck
             # The sentence on a member that is stuck is said with its loss.
             self._event_sink.event("stacks", **{self._roles[member]: member}, stuck=is_stuck, stand=found)

@@ -13,7 +13,7 @@ from orchestrator.worker.member.stack_dump import ProcessStacks
 
 _SOURCE = 80  # characters of a line
 _STATES = {
-    "T": "its process is stopped (SIGSTOP) and answers nothing; kill -CONT {pid} lets it go on",
+    "T": "its process is stopped (SIGSTOP) and answers nothing",
     "t": "its process is held by a debugger",
     "D": "its process waits for a disk or a device, which no signal interrupts",
     "Z": "its process has ended",
@@ -34,7 +34,7 @@ class StallLocation:
         return {"at": self.at, "why": self.sentence, "seen_by": self.seen_by, "stacks": self.stacks}
 
 
-def location(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> StallLocation:
+def location(seen: ProcessStacks | None, home: Home | None) -> StallLocation:
     """Find out where a member stands. seen: None of a member that was out of reach."""
     if seen is None or home is None:
         return StallLocation("its stack is out of reach", None, [], "")
@@ -42,7 +42,7 @@ def location(seen: ProcessStacks | None, home: Home | None, pid: int | None) -> 
     if not threads:
         threads, seen_by = stacks.parse_spied(seen.spied), "py-spy"
     found = stacks.held_up_at(threads, home)
-    state = _STATES.get(seen.state, "").format(pid=pid)
+    state = _STATES.get(seen.state)
     at = None if found is None else _line(*found, home)
     card = "it waits for its GPU" if stacks.waits_for_card(threads) else ""
     description = "; ".join(filter(None, [state, card, at])) or "its stack is not known"
