@@ -32,7 +32,7 @@ from orchestrator.data.files import waiting
 from orchestrator.data.files.manifest import File, is_md5
 from orchestrator.data.files.places import Place
 from orchestrator.data.files.waiting import Attempt, Wait
-from orchestrator.errors import ConfigurationError, DataDamaged, unusable
+from orchestrator.errors import ConfigurationError, DataDamaged, RunFailed, unusable
 
 _PART = ".part"
 _CHUNK = 1 << 20
@@ -138,11 +138,12 @@ class Cache:
         """Whether it was fetched by this process, and not by another one that has been waited for."""
         path = self._at(file, _PART)
         try:  # what is behind a link would be emptied
+            self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up meanwhile
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise unusable(f"data.cache_folder: {path}", error, "it is a link, which only others put there") from error
+            is_link = error.errno == errno.ELOOP
+            said = "it is a link, which only others put there" if is_link else error.strerror or str(error)
+            raise unusable(f"data.cache_folder: {path}", error, said) from error
         try:
             with contextlib.suppress(OSError):
                 locks.restrict(descriptor, self.folder)
@@ -172,8 +173,15 @@ class Cache:
             if not self._made_room(size):
                 return False
             os.ftruncate(descriptor, 0)
-            if size:
-                os.posix_fallocate(descriptor, 0, size)
+            try:
+                if size:
+                    os.posix_fallocate(descriptor, 0, size)
+            except OSError as error:
+                raise RunFailed(
+                    f"data.cache_folder: {self.folder} cannot take {megabytes(size)}: {error.strerror}",
+                    "make room there, lower data.cache_gb to what its disk has, or name another folder; go on with resume=",
+                    code="data.cache-disk",
+                ) from error
             return True
 
     def _deciding(self) -> AbstractContextManager[None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -116,6 +118,19 @@ def test_what_else_lies_in_its_folder_is_neither_removed_nor_counted(tmp_path: P
     cache.hold(_file("d", 30), store).close()
     assert (tmp_path / "thesis.tex").exists()
     assert (tmp_path / "results").exists()
+
+
+def test_a_full_disk_is_told_with_the_setting_and_a_folder_that_is_gone_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cache = Store(sizes={"a": 30}), Cache(tmp_path / "cache", 90)
+    shutil.rmtree(tmp_path / "cache")
+    with monkeypatch.context() as patched, refused("data.cache-disk", "No space left on device"):
+        patched.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, os.strerror(28))))
+        cache.hold(_file("a", 30), store)
+    shutil.rmtree(tmp_path / "cache")
+    cache.hold(_file("a", 30), store).close()
+    assert cache.has(_file("a", 30))
 
 
 class Clock:
