@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from orchestrator import Files
+from orchestrator.common import temporary
 from orchestrator.common.tested_versions import LITDATA
 from orchestrator.data.files.index import index
 from orchestrator.data.files.readers import LISTS, build
@@ -98,6 +101,15 @@ def test_empty_lines_of_any_system_are_no_samples(tmp_path: Path) -> None:
         for name in ("A.JSONL", "A.JSONL.GZ"):
             lines = jsonl(tmp_path / name, name)
             assert [lines[number] for number in range(len(lines))] == [int(each) for each in content.split()]
+
+
+@given(st.lists(st.sampled_from(["1", "22", ""]), max_size=9), st.integers(1, 4))
+def test_lines_are_found_across_the_pieces_that_are_looked_through(lines: list[str], piece: int) -> None:
+    with temporary.folder() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys.modules[jsonl.__module__], "_PIECE", piece)
+        (folder / "a.jsonl").write_text("\n".join(lines))
+        found = jsonl(folder / "a.jsonl", "a.jsonl")
+        assert [found[number] for number in range(len(found))] == [int(line) for line in lines if line]
 
 
 def test_members_without_key_or_extension_are_no_samples(tmp_path: Path) -> None:
