@@ -11,6 +11,7 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, reported
 from orchestrator.common.figures import megabytes
 from orchestrator.common.registry import is_reference
+from orchestrator.data.files import waiting
 from orchestrator.data.files.index import Kept, index
 from orchestrator.data.files.manifest import NAME, Manifest
 from orchestrator.data.files.readers import UNSAFE
@@ -56,6 +57,7 @@ def run(arguments: Arguments) -> CommandResult:
     if arguments.value.endswith(".dvc"):
         place, at = stored(Path(arguments.value))
         to, kept = to or f"{arguments.value.removesuffix('.dvc')}.json", Kept(place, at)
+    waiting.listen(lambda text: print(text, file=sys.stderr))
     found = index(arguments.value, *_reader(arguments.get("reader")), _progress, to=to, kept=kept)
     samples = sum(file.samples for file in found.files)
     written = to or f"{arguments.value.rstrip('/')}/{NAME}"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common import temporary
 from orchestrator.common.import_string import raised
-from orchestrator.data.files import manifest
+from orchestrator.data.files import manifest, waiting
+from orchestrator.data.files.cache import patience_s
 from orchestrator.data.files.manifest import File, Manifest
 from orchestrator.data.files.places import Place, place_of, split
 from orchestrator.data.files.readers import LISTS, READERS, SUFFIXES, build, by_name
 from orchestrator.data.files.readers.listing import INDEX, Listed
+from orchestrator.data.files.waiting import Attempt
 from orchestrator.errors import ConfigurationError, DataDamaged, OrchestratorError
 
 Tell = Callable[[int, int], None]
@@ -113,16 +115,11 @@ def _chosen(named: str, reader: str | None, names: Sequence[str]) -> tuple[str, 
 def _described(place: Place, name: str, at: str, read: Callable[..., Any], told: int | None) -> File:
     """at: where it is, "" for at its name; told: how many samples another list says it has. Its last sample is read: then it
     is whole."""
-    digest, size = hashlib.md5(usedforsecurity=False), 0
-    with temporary.folder() as scratch, (scratch / "copy").open("wb") as copy:
-        for chunk in place.chunks(at or name):
-            digest.update(chunk)
-            size += len(chunk)
-            if place.folder is None:
-                copy.write(chunk)
-        copy.flush()
+    with temporary.folder() as scratch:
+        file = scratch / "copy" if place.folder is None else place.folder / (at or name)
+        size, digest = _hashed(place, at or name, file)
         try:
-            samples = read(Path(copy.name) if place.folder is None else place.folder / (at or name), name)
+            samples = read(file, name)
             count = len(samples)
             if told not in (None, count):
                 raise ValueError(f"has {count} samples; {INDEX} says {told}")
@@ -136,4 +133,36 @@ def _described(place: Place, name: str, at: str, read: Callable[..., Any], told:
             raise DataDamaged(
                 f"{place.describe(name)} {said}", "leave it out of the folder, or write it anew", code="data.index-file"
             ) from error
-    return File(name, count, size, digest.hexdigest(), at)
+    return File(name, count, size, digest, at)
+
+
+def _hashed(place: Place, where: str, file: Path) -> tuple[int, str]:
+    """Bytes and MD5 of a file. file: it here, or a copy that is made; a store is asked again, as there may be many files.
+    Raises DataDamaged, ConfigurationError, OSError."""
+    if place.folder is not None:
+        return _passed_on(place.chunks(where), lambda _: None, Attempt())
+
+    def once(attempt: Attempt) -> tuple[int, str]:
+        with file.open("wb") as copy:
+            return _passed_on(place.chunks(where), copy.write, attempt)
+
+    return waiting.until(place.describe(where), once, patience_s())
+
+
+def _passed_on(chunks: Iterator[bytes], write: Callable[[bytes], object], attempt: Attempt) -> tuple[int, str]:
+    digest, size = hashlib.md5(usedforsecurity=False), 0
+    for chunk in chunks:
+        if attempt.over:
+            break
+        attempt.moves()
+        digest.update(chunk)
+        size += len(chunk)
+        try:
+            write(chunk)
+        except OSError as error:
+            raise ConfigurationError(
+                [f"index: a copy for its reader cannot be written: {error}"],
+                "make room there, or name another place with TMPDIR",
+                code="data.index-copy",
+            ) from error
+    return size, digest.hexdigest()

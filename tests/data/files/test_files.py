@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import Files
-from orchestrator.data.files import cache, manifest
+from orchestrator.data.files import cache, manifest, waiting
 from orchestrator.data.files.index import Kept, index
 from orchestrator.data.files.manifest import File, Manifest
 from orchestrator.data.mixture import Sources
@@ -286,6 +286,27 @@ def test_files_of_an_object_store_are_read_through_the_cache(tmp_path: Path, mon
     with refused("data.file-unreadable"):
         files[3]
     files.close()
+
+
+def test_a_store_that_fails_once_is_asked_again_for_a_file_that_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, failures = fsspec.filesystem("memory"), [OSError("503 SlowDown")]
+    for number, rows in enumerate(ROWS):
+        store.pipe_file(f"/slow/{number}.jsonl", _jsonl(rows))
+    usual, told = type(store).open, list[str]()
+
+    def opened(self: Any, *given: Any, **options: Any) -> Any:
+        if failures and given[0].endswith("1.jsonl"):
+            raise failures.pop()
+        return usual(self, *given, **options)
+
+    monkeypatch.setattr(type(store), "open", opened)
+    monkeypatch.setattr(waiting, "_FIRST_PAUSE_S", 0.0)
+    waiting.listen(told.append)
+    try:
+        assert [file.samples for file in index("memory://slow", None, {}).files] == [3, 1, 4]
+    finally:
+        waiting.listen(lambda _: None)
+    assert "memory://slow/1.jsonl: 503 SlowDown; asked again" in told[0]
 
 
 def test_its_listing_is_that_of_its_samples_wherever_they_lie(tmp_path: Path) -> None:
