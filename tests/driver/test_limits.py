@@ -9,7 +9,9 @@ import pytest
 
 from orchestrator.driver.preflight import limits
 
-NONE = dict.fromkeys((resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NPROC), resource.RLIM_INFINITY)
+NONE = dict.fromkeys(
+    (resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE), resource.RLIM_INFINITY
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,7 @@ NONE = dict.fromkeys((resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT
     [
         (resource.RLIMIT_FSIZE, 1024**2, "no file of this run can grow beyond 1.05 MB, the limit of ulimit -f"),
         (resource.RLIMIT_AS, 2 * 10**9, "ulimit -v leaves each process 2 GB of addresses, and Ray takes 3 GB"),
+        (resource.RLIMIT_NOFILE, 48, "ulimit -n leaves each process 48 open files, and Ray starts with 64"),
         (
             resource.RLIMIT_NPROC,
             120,
@@ -34,7 +37,12 @@ def test_a_limit_that_a_launch_may_come_to_is_named(
 
 def test_nothing_is_said_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [*limits.notes(2, NONE.__getitem__)]
-    large = {resource.RLIMIT_FSIZE: resource.RLIM_INFINITY, resource.RLIMIT_AS: 10**10, resource.RLIMIT_NPROC: 4096}
+    large = {
+        **NONE,
+        resource.RLIMIT_FSIZE: resource.RLIM_INFINITY,
+        resource.RLIMIT_AS: 10**10,
+        resource.RLIMIT_NPROC: 4096,
+    }
     assert not [*limits.notes(2, large.__getitem__)]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert not [*limits.notes(2, {**NONE, resource.RLIMIT_NPROC: 20}.__getitem__)]
