@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ _CHUNK = 1 << 20
 ROOM, WANTED, WISHED = "room", "wanted", "wished"
 _LONG_AGO = 10 * 365 * 86400 * 10**9  # in nanoseconds: a file that nobody expects is older than any that is
 STORE_TIMEOUT_S = 600.0
+_STILL_S = 60.0  # without a byte, after which who fetches ahead leaves a file to who needs it
 
 
 class NoRoom(Exception):
@@ -228,6 +230,17 @@ class _Caller:
         """(bytes, MD5) of what has arrived. Raises OSError, DataDamaged."""
         raise NotImplementedError
 
+    def _copied(self, descriptor: int, attempt: Attempt) -> tuple[int, str]:
+        own = os.dup(descriptor)  # whoever waits may give up, and close its own, while this writes
+        try:
+            return _written(own, self.place.chunks(self.file.where), attempt)
+        finally:
+            os.close(own)
+
+    @property
+    def _where(self) -> str:
+        return self.place.describe(self.file.path)
+
 
 class _Ahead(_Caller):
     """It goes without."""
@@ -242,7 +255,7 @@ class _Ahead(_Caller):
         return False
 
     def copies(self, descriptor: int) -> tuple[int, str]:
-        return _written(descriptor, self.place.chunks(self.file.where), Attempt())
+        return waiting.tried(self._where, partial(self._copied, descriptor), min(_STILL_S, self.cache._patience_s))
 
 
 @dataclass(frozen=True)
@@ -281,21 +294,10 @@ class _Reader(_Caller):
         return True
 
     def copies(self, descriptor: int) -> tuple[int, str]:
-        def once(attempt: Attempt) -> tuple[int, str]:
-            own = os.dup(descriptor)  # whoever waits may give up, and close its own, while this writes
-            try:
-                return _written(own, self.place.chunks(self.file.where), attempt)
-            finally:
-                os.close(own)
-
         try:
-            return waiting.until(self._where, once, self.cache._patience_s)
+            return waiting.until(self._where, partial(self._copied, descriptor), self.cache._patience_s)
         except (FileNotFoundError, PermissionError) as error:
             raise DataDamaged(f"{self._where} cannot be read: {error}", REMEDY, code="data.file-unreadable") from error
-
-    @property
-    def _where(self) -> str:
-        return self.place.describe(self.file.path)
 
 
 def _check(file: File, place: Place, found: tuple[int, str]) -> None:

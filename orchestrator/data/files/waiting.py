@@ -4,6 +4,7 @@
                             which may raise to end it
     Wait(what).look()       once in each turn of a loop that waits
     until(what, action)     an action that may hang or fail, in a thread of its own, tried again while it fails
+    tried(what, action)     the same, tried once
     taken()                 the bytes that this thread has had from elsewhere and from the cache, since it asked last
 
 Libraries that fetch draw the pauses between their tries from Python's global generator, which is seeded for the samples:
@@ -166,6 +167,11 @@ def until(where: str, action: Callable[[Attempt], _T], patience_s: float) -> _T:
                 ) from error
             wait.pause(pause, error)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def tried(where: str, action: Callable[[Attempt], _T], patience_s: float) -> _T:
+    """The result of an action that is not tried again. Raises OSError, also where nothing has moved for so many seconds."""
+    return _finished(action, Wait(where), patience_s)
 
 
 def _finished(action: Callable[[Attempt], _T], wait: Wait, patience_s: float) -> _T:

@@ -120,6 +120,25 @@ def test_what_else_lies_in_its_folder_is_neither_removed_nor_counted(tmp_path: P
     assert (tmp_path / "results").exists()
 
 
+def test_who_fetches_ahead_gives_a_store_up_that_hangs_and_who_reads_has_its_turn(tmp_path: Path) -> None:
+    answers, store = threading.Event(), Store(sizes={"a": 30})
+
+    class Hanging(Store):
+        def chunks(self, path: str) -> Iterator[bytes]:
+            answers.wait(20)
+            yield from super().chunks(path)
+
+    cache = Cache(tmp_path, 90, patience_s=0.2)
+    try:
+        with pytest.raises(OSError, match="does not answer"):
+            cache.bring(_file("a", 30), Hanging(sizes={"a": 30}))
+        with cache.hold(_file("a", 30), store).path.open("rb") as held:
+            assert held.read() == _content("a", 30)
+    finally:
+        answers.set()
+    assert cache.has(_file("a", 30))
+
+
 def test_a_full_disk_is_told_with_the_setting_and_a_folder_that_is_gone_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
