@@ -157,6 +157,7 @@ class _Loader:
         self._lost = lost
         self._start_process = start
         self._code: dict[str, str] = {}  # hashes of the modules that the first one had imported
+        self._audit = InputAudit()  # what those so far have read before their first answer
         self.asked: Key | None = None
         self._start()
 
@@ -217,6 +218,7 @@ class _Loader:
             if answer is None or "told" not in answer:
                 waiting.add(BytesRead(*(answer or {}).get("taken", ())))
                 self._compare_code((answer or {}).get("code", {}))
+                self._compare_reads(from_reads((answer or {}).get("reads", {})))
                 return answer
             waiting.pass_on(answer["told"])
 
@@ -229,6 +231,15 @@ class _Loader:
                 code="data.loader-other-code",
             )
         self._code = {**code, **self._code}
+
+    def _compare_reads(self, audit: InputAudit) -> None:
+        before, self._audit = self._audit, self._audit | audit
+        changed = sorted({*self._audit.changed} - {*before.changed})
+        if changed:
+            self._lost(
+                f"{few(changed, _NAMES_SHOWN)} changed while the run trained, and a new loader process has read it: its "
+                "samples may be others"
+            )
 
     def _write(self, message: object) -> None:
         with contextlib.suppress(OSError):  # it died: whoever reads its answer finds that out

@@ -93,6 +93,27 @@ def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.ray
+@pytest.mark.long
+def test_what_has_changed_when_another_loader_reads_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scale.txt").write_text("2")
+    (tmp_path / "reading.py").write_text(READING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SCALE", "3")
+    recipe = Recipe(Source("reading:Reading", {"file": str(tmp_path / "scale.txt")}), seed=3, threads=1)
+    lost: list[str] = []
+    with contextlib.closing(Loaders(recipe, 1, lost.append)) as loaders:
+        for written in ("2", "4", "4"):
+            (tmp_path / "scale.txt").write_text(written)
+            loaders.batch(KEYS[0], iter(()))
+            loaders._loaders[0]._process.kill()
+    told = [each for each in lost if "changed" in each]
+    assert told == [
+        f"{tmp_path / 'scale.txt'} changed while the run trained, and a new loader process has read it: its samples may be "
+        "others"
+    ]
+
+
+@pytest.mark.ray
 @pytest.mark.usefixtures("way")
 def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
     lost: list[str] = []
