@@ -13,10 +13,12 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from orchestrator.common import temporary
+from orchestrator.data.files import manifest
+from orchestrator.data.files.places import is_elsewhere
 from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.data import dvc_files, hashing
 from orchestrator.provenance.data.dvc_files import MD5, Out, Storage
@@ -64,6 +66,24 @@ def restore(
             code="dvc.not-restored",
         )
     return [Restored(job.item.path, str(job.source), tuple(job.notes)) for job in jobs]
+
+
+def lend_listed(project: Path, inputs: Iterable[Input], source: Path) -> None:
+    """Have lists of files in a restored work tree find what they list in a folder of the project `source`, by links: the list
+    alone is recorded, and each file is checked against it when it is opened."""
+    for item in inputs:
+        path = project / item.path
+        if item.lists is None or not path.is_file():
+            continue
+        found = manifest.read(path.read_bytes(), str(path))
+        place = str(PurePosixPath(item.path).parent) if found.place is None else found.place
+        if is_elsewhere(place) or manifest.leads_out(place):
+            continue
+        for name in {PurePosixPath(file.where).parts[0] for file in found.files}:
+            lent, there = project / place / name, source / place / name
+            if there.exists() and not os.path.lexists(lent):
+                lent.parent.mkdir(parents=True, exist_ok=True)
+                lent.symlink_to(there.absolute())
 
 
 def lend_storage(project: Path, source: Path, top: Path) -> None:

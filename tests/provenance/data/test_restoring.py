@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.data.files.index import index
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.data import hashing
-from orchestrator.provenance.data.restoring import Restored, lend_storage, restore
+from orchestrator.provenance.data.restoring import Restored, lend_listed, lend_storage, restore
+from orchestrator.provenance.data.versions import Input
 from tests.provenance.code.repositories import tree_id
 from tests.provenance.data.dvc_project import capture, git, listing, work_tree
 from tests.refusals import refused
@@ -287,3 +290,23 @@ def test_imported_data_come_from_where_they_were_imported(tracked: Path, tmp_pat
     assert [item.source for item in restore(target, inputs[1:], mine)] == ["import"]
     assert [item.source for item in restore(target, inputs[:1], mine)] == ["import"]
     assert bytes_of(target, ["imgs"]) == before
+
+
+@pytest.mark.parametrize("place", ["data/corpus", None, "../elsewhere", "s3://bucket/corpus"])
+def test_a_list_finds_in_a_restored_tree_what_lies_in_the_project(place: str | None, tmp_path: Path) -> None:
+    """The list alone is recorded."""
+    project, target = tmp_path / "project", tmp_path / "tree"
+    (project / "data/corpus/a").mkdir(parents=True)
+    (project / "data/corpus/a/1.jsonl").write_text("1\n")
+    (project / "data/corpus/beside.txt").touch()
+    listed = "data/corpus/files.json" if place is None else "lists/corpus.json"
+    made = index(str(project / "data/corpus"), "jsonl", {})
+    (target / listed).parent.mkdir(parents=True)
+    (target / listed).write_bytes(replace(made, place=place).written())
+    item = Input(listed, "0" * 32, 1, 1, lists=(1, 2))
+    for _ in range(2):
+        lend_listed(target, [item], project)
+    is_lent = place in ("data/corpus", None)
+    assert (target / "data/corpus/a/1.jsonl").exists() == is_lent
+    assert not (target / "data/corpus/beside.txt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["project", "tree"]
