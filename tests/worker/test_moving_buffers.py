@@ -164,6 +164,43 @@ def test_shards_begin_a_step_with_the_same_buffers() -> None:
         assert train(p.Codebook, layout, steps=6).parameters["calls"].item() == 6
 
 
+class Centred(p.Small):
+    """The optimizer keeps moving averages of what shards have left in buffers: the centre of DINO."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        for name in ("mean", "first", "largest", "calls"):
+            model.register_buffer(name, torch.zeros((), dtype=torch.int64 if name == "calls" else torch.float32))
+        model.averages = nn.Parameter(torch.zeros(4), requires_grad=False)
+        return model
+
+    def buffers(self) -> dict[str, str]:
+        return {name: name for name in ("mean", "first", "largest")}
+
+    def loss(self, model: Any, batch: p.Batch) -> Any:
+        loss = super().loss(model, batch)
+        if model.training:
+            for buffer in (model.mean, model.first, model.largest):
+                buffer.copy_(batch[0].sum())
+            model.calls.add_(1)
+        return loss + model.averages.sum()
+
+    def optimizer(self, model: Any) -> torch.optim.Optimizer:
+        class Centering(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self) -> None:  # type: ignore[override]
+                super().step()
+                model.averages.lerp_(torch.stack([model.mean, model.first, model.largest, model.calls.float()]), 0.1)
+
+        return Centering([each for each in model.parameters() if each.requires_grad], lr=0.1)
+
+
+def test_an_optimizer_reads_the_buffers_that_all_shards_have_left() -> None:
+    alone = train(Centred, optimizer=None)
+    assert alone.parameters["averages"].count_nonzero() == 4
+    assert_same_run(train(Centred, Layout(3, "tree"), optimizer=None), alone)
+
+
 # ---- the ways of a run
 
 LOCAL: dict[str, Any] = {

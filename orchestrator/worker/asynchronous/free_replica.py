@@ -149,6 +149,7 @@ class FreeReplica:
         require_range(replica, self._x)
         self._updates.show(self._x)
         replica.adopt(self._statistics.means(magnitudes, summed, shards), counters)
+        replica.begin_step()
         self._states.commit()
         return found
 

@@ -185,6 +185,7 @@ class ShardModels:
         summed, shards = self._memory.result, len(consensus.clocks)
         self._updates.show(mean.model)
         self._replica.adopt(self._statistics.means(consensus.magnitudes, summed, shards), consensus.counters)
+        self._replica.begin_step()
         self._states.commit()
 
     def give_up(self) -> None:

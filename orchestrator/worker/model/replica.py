@@ -264,7 +264,7 @@ class Replica:
         joined: Sequence[torch.Tensor] = (),
     ) -> None:
         """Set the buffers to the agreed values of the step; None: no shard changed it. joined: of the buffers that are; where
-        there are any. The next step starts from them."""
+        there are any. `begin_step` makes the next step start from them."""
         for buffer, value in zip(self.joined.values(), joined, strict=True):
             buffer.copy_(value)
         pairs = zip(statistics, self._start, strict=False)
@@ -274,7 +274,6 @@ class Replica:
             there = page_locked(torch.tensor(counters), self.staging.device).to(self.staging.device, non_blocking=True)
             parts = torch.split(there, [counter.numel() for counter in own])
             foreach.copy(own, [part.view(counter.shape) for part, counter in zip(parts, own, strict=True)])
-        self.begin_step()
 
     def moved(self) -> None:
         """Code that may do so has changed the parameters within a step: changes are looked for from here on."""

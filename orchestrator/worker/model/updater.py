@@ -95,13 +95,15 @@ class Updater:
         (rule A7); counters, joined: the values of these buffers; reductions: how often the plateau schedule has lowered the
         rate."""
         count = len(self._replica.parameters)
+        # Before the optimizer's step, which may read them: as the last shard left them they differ between workers (rule A8).
+        self._replica.adopt(agreed[count:], counters, joined)
         if self._made is None:
             self.move(step, reductions, agreed[:count], result)
         else:
             assert self.divided is not None
             self.divided.commit()
             self.state, self._made = self._made, None
-        self._replica.adopt(agreed[count:], counters, joined)
+        self._replica.begin_step()
 
     def move(self, step: int, reductions: int, gradients: Sequence[torch.Tensor | None], result: torch.Tensor) -> None:
         """The parameters alone: the optimizer's step, with gradients that are views of `result`."""
