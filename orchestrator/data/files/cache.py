@@ -8,6 +8,8 @@ All processes of a node share the folder; locks of the kernel (`flock`), which e
     wanted       touched by a process that finds no room: whoever keeps files open gives up those that it does not read now
     wished       the same for files that are fetched ahead: it gives up those that it has not read for a while
 
+A file of an earlier boot is hashed when it is held first, and fetched again if it is damaged.
+
 The least recently used file that nobody keeps open makes room for another. A process that needs space first closes its own
 files, then waits; so two processes cannot deadlock. Every wait, for room, for another process or for a store, is in
 `waiting.py`, where it is told and shows that it lives.
@@ -119,7 +121,8 @@ class Cache:
 
     def _date(self, file: File, at: int) -> None:
         with contextlib.suppress(FileNotFoundError):
-            _date(self._at(file), at)
+            if not _is_of_an_earlier_boot(self._at(file).stat()):  # it would look like one of this boot
+                _date(self._at(file), at)
 
     def _held(self, path: Path) -> HeldFile:
         """Raises FileNotFoundError."""
@@ -128,7 +131,12 @@ class Cache:
             with contextlib.suppress(OSError):
                 locks.restrict(descriptor, self.folder)  # of an older version, which everybody could lock
             locks.lock(descriptor, shared=True, look=_wait_for(path).look)
-            if not os.fstat(descriptor).st_nlink:
+            status = os.fstat(descriptor)
+            if not status.st_nlink:
+                raise FileNotFoundError(path)
+            if _is_of_an_earlier_boot(status) and not _is_whole(descriptor, path):
+                if locks.is_at(path, descriptor):
+                    path.unlink(missing_ok=True)
                 raise FileNotFoundError(path)
             _date(descriptor, time.time_ns())
         except BaseException:
@@ -333,6 +341,22 @@ def _written(descriptor: int, chunks: Iterator[bytes], attempt: Attempt) -> tupl
 
 def _date(path: Path | int, at: int) -> None:
     os.utime(path, ns=(at, at))  # the kernel's own times come in steps of milliseconds
+
+
+def _is_of_an_earlier_boot(status: os.stat_result) -> bool:
+    """Whether it was last held before this machine came up. After a power cut it may have zeros in place of its content, which
+    is not forced to the disk: most files are gone before they would get there."""
+    return status.st_ctime_ns < time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _is_whole(descriptor: int, path: Path) -> bool:
+    """Whether a file has the content of its name."""
+    digest, wait, at = hashlib.md5(usedforsecurity=False), Wait(f"the hash of {path}"), 0
+    while chunk := os.pread(descriptor, _CHUNK, at):
+        digest.update(chunk)
+        at += len(chunk)
+        wait.live()
+    return digest.hexdigest() == path.name
 
 
 def _wait_for(path: Path) -> Wait:

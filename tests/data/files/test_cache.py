@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,23 @@ def test_who_fetches_ahead_gives_a_store_up_that_hangs_and_who_reads_has_its_tur
     finally:
         answers.set()
     assert cache.has(_file("a", 30))
+
+
+def test_what_a_power_cut_has_left_is_hashed_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may have given it its size and not its content."""
+    files = {name: _file(name, 30) for name in "ab"}
+    store, cache = Store(sizes=dict.fromkeys("ab", 30)), Cache(tmp_path, 90)
+    for file in files.values():
+        cache.hold(file, store).close()
+    (tmp_path / files["a"].md5).write_bytes(bytes(30))
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "clock_gettime_ns", lambda _: 0)  # the machine has come up just now
+        for file in files.values():
+            cache.expects(file)
+            cache.forgets(file)
+            with cache.hold(file, store).path.open("rb") as held:
+                assert held.read() == _content(file.path, 30)
+    assert store.fetched == ["a", "b", "a"]
 
 
 def test_a_full_disk_is_told_with_the_setting_and_a_folder_that_is_gone_is_made(
