@@ -212,8 +212,9 @@ class Worker:
             replica.forget()  # gradients of the proof, which a spare would hold as long as it waits
             if compute.device == "cuda" and (self._flops_per_sample is not None or self._is_staged):
                 self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
-        if self._services.is_first and (note := runs_of_its_own.note()) is not None:
-            self._services.emit({"event": "device", "why": note})
+        if self._services.is_first:
+            for note in filter(None, (runs_of_its_own.note(), proof.note_on_untrained(self._workload))):
+                self._services.emit({"event": "device", "why": note})
         return admitted
 
     def _steps(self) -> int:

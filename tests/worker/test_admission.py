@@ -127,6 +127,35 @@ def test_samples_that_depend_on_who_reads_them_first_are_found_by_the_second_wor
     assert [each == first for each in others] == [True, alike]
 
 
+class Listing(p.Small):
+    """A criterion with parameters, layers in a list, and what needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.criterion = torch.nn.Linear(p.CLASSES, p.CLASSES)
+        self.frozen = torch.nn.Linear(p.CLASSES, p.CLASSES).requires_grad_(False)
+        self.teacher = torch.nn.Linear(p.FEATURES, p.CLASSES)
+
+    def model(self) -> Any:
+        model: Any = super().model()
+        model.layers = [torch.nn.Linear(p.CLASSES, p.CLASSES)]
+        return model
+
+    def loss(self, model: Any, batch: p.Batch) -> Any:
+        with torch.no_grad():
+            taught = self.teacher(batch[0])
+        return (self.criterion(self.frozen(model.layers[0](model(batch[0])))) - taught).square().mean()
+
+
+@pytest.mark.parametrize(("pipeline", "told"), [(p.Small, 0), (p.Spectral, 0), (Listing, 1)])
+def test_parameters_that_nothing_trains_are_told(pipeline: type[p.Small], told: int) -> None:
+    said: list[Any] = []
+    Worker(resolve(settings_for(pipeline)), LocalRegions(), ProcessServices(emit=said.append)).prepare()
+    why = [each["why"] for each in said if each.get("event") == "device"]
+    assert len(why) == told
+    assert all("(pipeline.criterion.weight and 3 more), so nothing trains them" in each for each in why)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_of_every_optimizer_is_tried_with_small_parameters(name: str) -> None:
     """The model has more rows than a trial takes. adagrad has a state of all of them before its first step."""

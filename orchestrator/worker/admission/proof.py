@@ -255,6 +255,20 @@ def _look(workload: PipelineAdapter) -> state_detection.Observations:
         return state_detection.look(workload.user_objects(), workload.model, gathers=gathers)
 
 
+def note_on_untrained(workload: PipelineAdapter) -> str | None:
+    """Behind the proof, in words: parameters outside of the model that the loss gives gradients, such as those of a criterion.
+    None where there are none."""
+    with naming("looking at what the pipeline and its model keep"):
+        found = state_detection.untrained(workload.user_objects(), workload.model)
+    if not found:
+        return None
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"the loss gives gradients to parameters that are not the model's ({found[0]}{others}), so nothing trains them; make "
+        "them a part of what model() returns, layers of a list by nn.ModuleList, or freeze them by requires_grad_(False)"
+    )
+
+
 def fingerprint(
     workload: PipelineAdapter,
     replica: Replica,

@@ -96,12 +96,21 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
     return {place: third[place][0] for place in twice}
 
 
+def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
+    """The places of parameters outside of the model that have a gradient, which nobody applies."""
+    walk = _Walk(model, gathers=True)
+    for name, root in roots.items():
+        walk.through(name, root, _NOTHING)
+    return walk.untrained
+
+
 class _Walk:
     """A depth-first walk through attributes and small containers that visits each object once."""
 
     def __init__(self, model: torch.nn.Module, *, gathers: bool) -> None:
         self.found: Observations = {}
         self.private: dict[str, tuple[Any, str]] = {}  # the owner and the name of each private number
+        self.untrained: list[str] = []
         self._gathers = gathers
         self._modules = {id(module) for module in model.modules()}
         self._tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -194,6 +203,8 @@ class _Walk:
             self.private[f"{place}.{name}"] = owner, name
 
     def _hash(self, place: str, array: Any, *, is_state: bool) -> None:
+        if isinstance(array, torch.nn.Parameter):
+            self._judge(place, array)
         elements = array.numel() if isinstance(array, torch.Tensor) else array.size
         if id(array) in self._tensors or elements > _MOST_ELEMENTS or self._elements + elements > _ALL_ELEMENTS:
             return
@@ -206,6 +217,11 @@ class _Walk:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and id(tensor) not in self._tensors:
                 self.found[f"{place}.{name}"] = True, f"{id(tensor)} {tensor._version}".encode()
+                self._judge(f"{place}.{name}", tensor)
+
+    def _judge(self, place: str, tensor: torch.Tensor) -> None:
+        if id(tensor) not in self._tensors and tensor.is_leaf and tensor.grad is not None:
+            self.untrained.append(place)
 
 
 def _public(name: str, counts: int) -> int:

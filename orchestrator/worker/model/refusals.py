@@ -87,7 +87,7 @@ def refuse_unsupported(model: torch.nn.Module) -> None:
         if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
             raise PipelineRaised(
                 "the model has no parameter that requires a gradient",
-                "nothing could be trained",
+                "nothing could be trained; layers in a list or a dict are parts of a model in nn.ModuleList and nn.ModuleDict",
                 code="model.no-parameter",
             )
 
