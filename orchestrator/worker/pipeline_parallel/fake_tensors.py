@@ -217,6 +217,7 @@ def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any,
     leave_the_compiler_out()
     moved = [_moved(leaf) for leaf in leaves]
     args, kwargs = tree_unflatten(moved, spec)
+    func = _SHAPED.get(name, func)
     try:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             out = func(*args, **kwargs)
@@ -229,6 +230,25 @@ def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any,
     return _Recipe(tuple(made), result_spec)
 
 
+def _histc(input: torch.Tensor, bins: int = 100, *_: object, **__: object) -> torch.Tensor:
+    return input.new_empty(bins)
+
+
+def _grouped_mm(
+    rows: torch.Tensor, matrices: torch.Tensor, *_: object, out_dtype: torch.dtype | None = None, **__: object
+) -> torch.Tensor:
+    """Experts have a matrix each, for a group of the rows."""
+    if (rows.dim(), matrices.dim()) != (2, 3):
+        raise NotImplementedError("rows are given by one matrix for each group")
+    return rows.new_empty(len(rows), matrices.shape[-1], dtype=out_dtype or rows.dtype)
+
+
+# In the place of functions that torch refuses on shapes alone, since on a GPU they vary, or want bfloat16.
+_SHAPED: Final[Mapping[str, Callable[..., Any]]] = {
+    "histc": _histc,
+    "_grouped_mm": _grouped_mm,
+    "grouped_mm": _grouped_mm,
+}
 # By operation and signature: torch computes shapes in Python, which takes a hundred times as long.
 _KNOWN: dict[Any, _Recipe] = {}
 _MOST_KNOWN: Final = 50_000

@@ -94,6 +94,22 @@ class Gpt2(_Tokens):
         return model(input_ids=batch[0], labels=batch[0]).loss
 
 
+class Mixtral(_Tokens):
+    """Each layer sorts rows by their experts, and multiplies each group by a matrix of its own."""
+
+    def model(self) -> nn.Module:
+        from transformers import MixtralConfig, MixtralForCausalLM
+
+        sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+        config: dict[str, Any] = {**sizes, **heads, "max_position_embeddings": 16, "use_cache": False}
+        model: nn.Module = MixtralForCausalLM(MixtralConfig(**config))
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return model(input_ids=batch[0], labels=batch[0]).loss
+
+
 class T5(_Tokens):
     """All blocks of the decoder use the encoder's result, as the other blocks use the biases of the first. Both halves and
     the output layer use one embedding."""
@@ -164,4 +180,4 @@ class Vae(_Random):
         return models.evidence(model, batch[0])
 
 
-ZOO = (BatchnormMlp, ResNet, UNet, Lstm, Gpt2, T5, Bert, Vit, Vae)
+ZOO = (BatchnormMlp, ResNet, UNet, Lstm, Gpt2, Mixtral, T5, Bert, Vit, Vae)
