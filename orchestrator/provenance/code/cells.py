@@ -313,12 +313,12 @@ def _written(value: Any) -> tuple[str, str] | None:
 
 def _is_plain(value: Any) -> bool:
     """Whether the text of it is it: numbers, text, and collections of them."""
-    if not _has_plain_types(value):
-        return False
-    text = _text(value)
     try:
+        if not _has_plain_types(value):
+            return False
+        text = _text(value)
         return len(text) <= _LONGEST and bool(ast.literal_eval(text) == value)
-    except (ValueError, SyntaxError):  # nan, and what is empty
+    except (ValueError, SyntaxError, RecursionError):  # nan, what is empty, and a list in itself
         return False
 
 

@@ -121,6 +121,7 @@ def test_a_dataclass_whose_annotations_are_never_read(monkeypatch: pytest.Monkey
     [
         ("cells.computed", ["import torch", "W = torch.ones(2)", "class Net:\n    def f(self): return W"]),
         ("cells.computed", ["W = list(range(9999))", "class Net:\n    def f(self): return W"]),
+        ("cells.computed", ["W = []\nW.append(W)", "class Net:\n    def f(self): return W"]),
         ("cells.computed", ["W = float('nan')", "class Net:\n    def f(self): return W"]),
         ("cells.undefined", ["class Net:\n    def f(self): return W"]),
         ("cells.of-notebooks", ["class Net:\n    def f(self): display(self)"]),
