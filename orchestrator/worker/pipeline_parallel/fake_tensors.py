@@ -215,6 +215,8 @@ class _Recipe(NamedTuple):
 
 def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: FakeTensor) -> _Recipe:
     leave_the_compiler_out()
+    if any(isinstance(leaf, torch.Tensor) and type(leaf) is not FakeTensor and leaf.is_nested for leaf in leaves):
+        raise ValueNeeded(f"{name} of {first} and a nested tensor cannot be followed by shapes alone")
     moved = [_moved(leaf) for leaf in leaves]
     args, kwargs = tree_unflatten(moved, spec)
     func = _SHAPED.get(name, func)
@@ -289,8 +291,15 @@ def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
 
 def form_of(tensor: torch.Tensor) -> Any:
     """All that shapes alone depend on; to be called without the functions of a subclass."""
+    if not is_dense(tensor):
+        return False, tuple(tensor.size()), tensor.layout, tensor.dtype
     form = tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.storage_offset()
     return type(tensor) is FakeTensor, *form
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in one memory with strides: not those of sparse and nested tensors."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _fresh(result: torch.Tensor, watcher: Watcher, home: str) -> FakeTensor:
@@ -307,4 +316,6 @@ def _moved(leaf: Any) -> Any:
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    if not is_dense(tensor):
+        return torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

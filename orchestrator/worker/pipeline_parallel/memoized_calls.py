@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators
-from orchestrator.worker.pipeline_parallel.fake_tensors import PLAIN, FakeTensor, Key, Watcher, form_of
+from orchestrator.worker.pipeline_parallel.fake_tensors import PLAIN, FakeTensor, Key, Watcher, form_of, is_dense
 from orchestrator.worker.pipeline_parallel.operation_names import OperationNames, OperationWatch
 
 _MOST_BYTES: Final = 1 << 16  # of a tensor with values, such as a mask, which are compared then
@@ -193,7 +193,7 @@ def _compared(leaf: Any, *, any_value: bool) -> Any:
     """The part of an argument that is compared with those of other calls; None where more than that may matter."""
     if isinstance(leaf, PLAIN):
         return type(leaf), leaf
-    if not isinstance(leaf, torch.Tensor):
+    if not isinstance(leaf, torch.Tensor) or not is_dense(leaf):
         return None
     if type(leaf) is FakeTensor or any_value:
         return form_of(leaf)

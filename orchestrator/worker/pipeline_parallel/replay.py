@@ -32,7 +32,7 @@ from orchestrator.worker.pipeline_parallel.border_values import (
     unpack,
 )
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way
-from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, ValueNeeded
+from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, ValueNeeded, is_dense
 from orchestrator.worker.pipeline_parallel.memoized_calls import MemoizedCalls
 from orchestrator.worker.pipeline_parallel.operation_names import OperationNames, OperationWatch, is_of_operation
 
@@ -356,6 +356,14 @@ class Stage:
                     code="stages.output-missing",
                 )
             skips.append((key, number(walk.values[key])))
+        other = next((tensor.layout for tensor in tensors if not is_dense(tensor)), None)
+        if other is not None:
+            raise PipelineRaised(
+                f"stage {self.index}: a tensor of layout {other} would cross the border behind it, where only dense ones can",
+                "keep it as an attribute of the model or the pipeline, let another module begin the next stage "
+                "(stages(self, model)), or leave cluster.stages out",
+                code="stages.sparse",
+            )
         flows = [tensor.requires_grad for tensor in tensors]
         states = Generators((), None, None) if self._records else Generators.now()
         sent = Activations([pack(tensor) for tensor in tensors], flows, places, skips, states)

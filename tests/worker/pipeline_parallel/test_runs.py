@@ -114,6 +114,57 @@ def test_layers_of_transformers_are_evaluated_in_stages_as_unsplit() -> None:
     _same(Transforming, Layout(2, stages=2), steps=1, precision="bfloat16")
 
 
+class Graph(pipelines.Mlp):
+    """A layer multiplies with a sparse matrix: a constant, in one of the two layouts."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.matrix = self.sparse(torch.eye(16).roll(1, 0))
+
+    def sparse(self, matrix: Tensor) -> Tensor:
+        return matrix.to_sparse()
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        first, *others = model
+        hidden = torch.sparse.mm(self.matrix, first(batch[0]).T).T
+        return nn.functional.cross_entropy(nn.Sequential(*others)(hidden), batch[1])
+
+
+class Rows(Graph):
+    def sparse(self, matrix: Tensor) -> Tensor:
+        return matrix.to_sparse_csr()
+
+
+class Passing(pipelines.Mlp):
+    """A module is called with a sparse matrix that the code before it has made."""
+
+    def model(self) -> nn.Module:
+        class Mixing(nn.Linear):
+            def forward(self, x: Tensor, matrix: Tensor) -> Tensor:  # type: ignore[override]
+                return super().forward(torch.sparse.mm(matrix, x.T).T)
+
+        return nn.ModuleList([nn.Linear(pipelines.FEATURES, 16), Mixing(16, pipelines.CLASSES)])
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        matrix = torch.eye(16).to_sparse()
+        return nn.functional.cross_entropy(model[1](model[0](batch[0]), matrix), batch[1])
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:  # noqa: ARG002
+        return {}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("kind", [Graph, Rows])
+def test_a_stage_multiplies_with_a_sparse_matrix(kind: Any) -> None:
+    _same(kind, MESHES[0], steps=2)
+
+
+def test_a_sparse_tensor_that_would_cross_a_border_is_refused_by_its_layout() -> None:
+    (end,) = {str(end) for end in members_end(Passing, MESHES[0], steps=1)}
+    assert "stage 0: a tensor of layout torch.sparse_coo would cross the border behind it" in end
+    assert "keep it as an attribute" in end
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("layout", MESHES, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
