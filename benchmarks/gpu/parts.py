@@ -278,6 +278,7 @@ CASES: Final = (
     Case("convolutions, float32", "Digits", "tree", stages=2, checked=True),
     # Compiling takes longest, so it begins early.
     Case("transformer, compiled", "Characters", "ring", more={"run": {"compile": True}}, needs="compile"),
+    Case("convolutions, compiled", "Digits", "tree", more={"run": {"compile": True}}, needs="compile"),
     Case(
         "transformer, bfloat16, clipped",
         "Characters",
