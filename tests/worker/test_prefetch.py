@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,26 @@ def test_what_is_read_is_expected_within_the_share(share: int) -> None:
             wanted = told.messages[-1]
             assert shard * 10 + step // 3 in wanted
             assert 100 * len(wanted) <= share
+
+
+@pytest.mark.parametrize("rows", [16, 400])
+def test_of_many_small_files_few_are_told_and_those_of_each_shard_always(rows: int) -> None:
+    """Each step goes through all that are told."""
+    files = [File(str(number), 1, 1, str(number)) for number in range(20_000)]
+    told = Told("")
+    ahead = FilePrefetcher(place_of(Path("/nowhere")), files, lambda index: index, 10**9, lambda _: None)
+    ahead._fetcher = told  # type: ignore[assignment]
+
+    def indices(step: int, shard: int) -> list[int]:
+        first = (step * len(SHARDS) + SHARDS.index(shard)) * rows
+        return list(range(first, first + rows))
+
+    window = PrefetchWindow(ahead, SHARDS, range(STEPS + 1), indices)
+    for step in range(STEPS):
+        for shard in SHARDS:
+            window.reaches(Key(step, shard, tuple(indices(step, shard))))
+            assert len(told.messages[-1]) <= max(256, len(SHARDS) * rows)
+            assert {*indices(step, shard)} <= {*told.messages[-1]}
 
 
 def test_a_share_without_room_for_a_micro_batch_of_each_shard_fetches_nothing_ahead() -> None:

@@ -14,6 +14,8 @@ from orchestrator.data.files import cache
 from orchestrator.data.files.manifest import File
 from orchestrator.data.files.places import Place
 
+_FILES_AHEAD = 256  # of small files there are very many in a share, and each step goes through those that are expected
+
 
 class FilePrefetcher:
     """The files of the samples that are expected, and the process that fetches them."""
@@ -36,7 +38,7 @@ class FilePrefetcher:
 
     @property
     def is_full(self) -> bool:
-        return self._bytes >= self.share
+        return self._bytes >= self.share or len(self._uses) >= _FILES_AHEAD
 
     def expect(self, indices: Iterable[int]) -> None:
         """The samples of one more micro-batch."""
@@ -67,8 +69,9 @@ class FilePrefetcher:
     def tell(self, at_least: int) -> None:
         """Have those fetched that are expected, as far as the share goes; none, where that is not as far as so many
         micro-batches: what one fetches ahead would take the place of what another reads."""
-        wanted = self._within_share()
-        if not set(wanted).issuperset(number for each in islice(self._expected, at_least) for number in each):
+        needed = {number for each in islice(self._expected, at_least) for number in each}
+        wanted = self._within_share(max(len(needed), _FILES_AHEAD))
+        if not needed.issubset(wanted):
             wanted = []
         if wanted != self._told:
             if self._fetcher is None:
@@ -86,9 +89,9 @@ class FilePrefetcher:
             self._fetcher.close()
         self._fetcher, self._told = None, []
 
-    def _within_share(self) -> list[int]:
+    def _within_share(self, most: int) -> list[int]:
         found, left = [], self.share
-        for number in self._uses:
+        for number in islice(self._uses, most):
             left -= self._files[number].size
             if left < 0:
                 break
