@@ -535,12 +535,38 @@ def test_another_relay_takes_the_place_of_a_lost_one(monkeypatch: pytest.MonkeyP
     ray.calls[0][1].set_result(([sent(0, "a")], {}))
     assert told(held) == [("entries", ["a"])]
     assert told(held) == []
-    ray.calls[1][1].set_exception(RayActorError(error_msg="killed"))
+    begun = sent(1, "b")
+    ray.calls[1][1].set_result(([begun._replace(body=begun.body[:7], more=True)], {}))
+    assert told(held) == []
+    assert told(held) == []
+    ray.calls[2][1].set_exception(RayActorError(error_msg="killed"))
     assert told(held) == []
     assert told(held) == []
     assert ray.relays == [FAR, FAR]
-    ray.calls[2][1].set_result(([sent(0, "a", "b")], {}))
+    ray.calls[3][1].set_result(([sent(0, "a", "b")], {}))
     assert told(held) == [("entries", ["b"])]
+
+
+def test_no_answer_of_a_relay_is_so_long_that_ray_takes_its_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object of which the owner never heard the place held a run up for `cluster.step_timeout_s`."""
+    relay = RelayActor(b"secret", f"node of {os.getpid()}")
+    entries = [*map(str, range(40_000))]
+    long, short = sent(0, *entries), sent(len(entries), "b")
+    relay._relay._reports += [long, *[short._replace(member=3)] * 2_000, short]
+    relay._relay._ended.append(0)
+    ray, held = far(monkeypatch)
+    heard, sizes = list[Any](), list[int]()
+    ended: Any = {}
+    while not ended:
+        answer, ended = relay.exchange({}, [], 0.0, 0.0)
+        sizes.append(len(pickle.dumps((answer, ended))))
+        ray.calls[-1][1].set_result((answer, ended))
+        heard += told(held)
+        heard += told(held)  # it asks again
+    relay._relay.close()
+    assert heard == [("entries", entries), ("entries", ["b"])]
+    assert len(sizes) > 3
+    assert max(sizes) < 100_000
 
 
 def test_another_relay_gets_the_calls_again_that_are_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -52,16 +52,21 @@ WORD: Final = struct.Struct(
 )  # number of the next entry, number of a call, its bytes; none where there are no bytes
 _MAGIC: Final = b"orc3"
 _READ_BYTES: Final = 2**18
+# An answer of the actor has no more. Ray puts one of 100 KB into its object store, and may never tell the driver where it is;
+# then the call has no answer. Reports of modules and packages are larger.
+_ANSWER_BYTES: Final = 2**16
+_REPORT_BYTES: Final = 2**7  # of a report beside its body, at most
 
 
 class Report(NamedTuple):
     """A report as it travels."""
 
-    member: int
+    member: int  # that reports
     first: int  # number of the first of its entries
-    urgent: bool
+    urgent: bool  # whether it is wanted at once
     body: bytes  # entries and heartbeat, pickled by the member
     next_call: int = 0  # number of the next call: the member has those before it
+    more: bool = False  # whether its body goes on in the next one
 
 
 Call = tuple[int, int, bytes]  # the member, the number of the call, and what `calls.packed` made of it
@@ -330,6 +335,13 @@ class HostRelay:
             self._ended.append(caller.member)
 
 
+def _parts(report: Report) -> Iterator[Report]:
+    """The report in parts that have room in an answer."""
+    body = report.body
+    for at in range(0, len(body) or 1, _ANSWER_BYTES):
+        yield report._replace(body=body[at : at + _ANSWER_BYTES], more=at + _ANSWER_BYTES < len(body))
+
+
 class RelayActor:
     """The relay of another node than the driver's, as an actor of Ray: `hand`, `renew` and `died` are carried out beside
     `exchange`."""
@@ -338,6 +350,8 @@ class RelayActor:
         self._relay = HostRelay(secret, node)
         self._handed = deque[Call]()
         self._dead = deque[int]()
+        self._left = deque[Report]()  # for which the last answer had no room
+        self._ended: list[int] = []  # members whose end is told behind these
 
     def hand(self, calls: list[Call]) -> None:
         """Take calls for members of this node."""
@@ -358,17 +372,27 @@ class RelayActor:
         self, kept: Mapping[int, int], dropped: list[int], wait_s: float, gather_s: float
     ) -> tuple[list[Report], dict[int, PostMortem]]:
         """Tell members what the driver has of them, and wait for reports. Returns those, and the members that are gone. kept:
-        by member, the number of the next entry; dropped: members of which nothing more is wanted."""
+        by member, the number of the next entry; dropped: members of which nothing more is wanted. A long report comes in
+        parts, by several calls."""
         for member, number in kept.items():
             self._relay.acknowledge(member, number)
         for member in dropped:
             self._relay.drop(member)
         self._hand_on()
-        self._relay.wait_watchful(wait_s, gather_s)
-        self._hand_on()
+        if not self._left:
+            self._relay.wait_watchful(wait_s, gather_s)
+            self._hand_on()
         dead = [self._dead.popleft() for _ in range(len(self._dead))]
         reports, ended = self._relay.take()
-        return reports, {member: self._relay.post_mortem(member) for member in (*ended, *dead)}
+        self._left += (part for report in reports for part in _parts(report))
+        self._ended += (*ended, *dead)
+        answer, room = [], _ANSWER_BYTES + _REPORT_BYTES
+        while self._left and (room := room - _REPORT_BYTES - len(self._left[0].body)) >= 0:
+            answer.append(self._left.popleft())
+        if self._left:
+            return answer, {}
+        ended, self._ended = self._ended, []
+        return answer, {member: self._relay.post_mortem(member) for member in ended}
 
     def _hand_on(self) -> None:
         for _ in range(len(self._handed)):

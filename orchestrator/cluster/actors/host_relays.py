@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -40,6 +40,16 @@ class _Other:
     ended: dict[int, PostMortem] = field(default_factory=dict)  # members whose connections have ended, or that are dead
     calls: dict[int, Unconfirmed] = field(default_factory=dict)  # by member
     unsent: list[Call] = field(default_factory=list)  # calls that its relay does not have yet
+    parts: dict[int, bytes] = field(default_factory=dict)  # by member, the beginning of a report that goes on
+
+    def joined(self, there: list[Report]) -> Iterator[Report]:
+        """The reports that are whole by now."""
+        for report in there:
+            body = self.parts.pop(report.member, b"") + report.body
+            if report.more:
+                self.parts[report.member] = body
+            else:
+                yield report._replace(body=body)
 
 
 class HostRelays:
@@ -91,13 +101,14 @@ class HostRelays:
             except RayError:  # its process has ended, or could not begin
                 other.actor, other.retry = None, time.monotonic() + _RETRY_S
                 other.ended.clear()
+                other.parts.clear()
                 continue
-            for report in there:
+            for report in other.joined(there):
                 other.ended.pop(report.member, None)
                 if report.member in other.calls:
                     other.calls[report.member].confirm(report.next_call)
+                reports.append(report)
             other.ended.update(ended)
-            reports += there
         return reports
 
     def acknowledge(self, member: int, number: int) -> None:
@@ -143,6 +154,7 @@ class HostRelays:
         other.ended.pop(member, None)
         other.kept.pop(member, None)
         other.calls.pop(member, None)
+        other.parts.pop(member, None)
         other.unsent = [call for call in other.unsent if call[0] != member]
         other.dropped.append(member)
 
