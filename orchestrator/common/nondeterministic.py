@@ -98,7 +98,8 @@ OPERATIONS = (
     _row(
         "cumsum of floats",
         r"cumsum",
-        "cumsum of integers; or a triangular product, x @ torch.ones(n, n, device=x.device).triu()",
+        "cumsum of integers; or a triangular product, x @ torch.ones(n, n, device=x.device).triu(); for cumprod of positive "
+        "numbers the exponential of that product, of x.log()",
         "Cumsum",
         "Cumprod",
     ),
