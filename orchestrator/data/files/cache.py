@@ -5,14 +5,16 @@ All processes of a node share the folder; locks of the kernel (`flock`), which e
     MD5          a whole file; who reads it holds a shared lock, who removes it needs the exclusive one
     MD5.part     room that is taken for a file; who fetches it holds the exclusive lock, and without one it is left over
     room         held while it is decided who has room
+    taken        how many bytes that are at most, and how many decisions ago all files were counted
     wanted       touched by a process that finds no room: whoever keeps files open gives up those that it does not read now
     wished       the same for files that are fetched ahead: it gives up those that it has not read for a while
 
 A file of an earlier boot is hashed when it is held first, and fetched again if it is damaged.
 
-The least recently used file that nobody keeps open makes room for another. A process that needs space first closes its own
-files, then waits; so two processes cannot deadlock. Every wait, for room, for another process or for a store, is in
-`waiting.py`, where it is told and shows that it lives.
+The least recently used file that nobody keeps open makes room for another. All files are counted now and then, since thousands
+take a tenth of a second, and where room is short. A few more are removed then than have to be. A process that needs space
+first closes its own files, then waits; so two processes cannot deadlock. Every wait, for room, for another process or for a
+store, is in `waiting.py`, where it is told and shows that it lives.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ from orchestrator.errors import ConfigurationError, DataDamaged, RunFailed, unus
 _PART = ".part"
 _CHUNK = 1 << 20
 ROOM, WANTED, WISHED = "room", "wanted", "wished"
+_TAKEN = "taken"
+_COUNTED_EVERY = 1000  # decisions: files of an older version are in no number
+_SPARE = 20  # the part of the limit that is removed beyond what has to be
 _LONG_AGO = 10 * 365 * 86400 * 10**9  # in nanoseconds: a file that nobody expects is older than any that is
 STORE_TIMEOUT_S = 600.0
 _STILL_S = 60.0  # without a byte, after which who fetches ahead leaves a file to who needs it
@@ -147,16 +152,14 @@ class Cache:
     def _fetch(self, file: File, place: Place, caller: _Caller) -> bool:
         """Whether it was fetched by this process, and not by another one that has been waited for."""
         path = self._at(file, _PART)
-        try:  # what is behind a link would be emptied
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up meanwhile
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = self._opened(path)
         except OSError as error:
             is_link = error.errno == errno.ELOOP
             said = "it is a link, which only others put there" if is_link else error.strerror or str(error)
             raise unusable(f"data.cache_folder: {path}", error, said) from error
         try:
-            with contextlib.suppress(OSError):
-                locks.restrict(descriptor, self.folder)
             if not caller.locks(path, descriptor) or not locks.is_at(path, descriptor):
                 return False  # another process has it, or had it, and has finished or given up
             if self.has(file):  # or had finished before this one began
@@ -176,6 +179,13 @@ class Cache:
                 raise
         finally:
             os.close(descriptor)
+
+    def _opened(self, path: Path) -> int:
+        """To read and to write. Raises OSError for a link: what is behind it would be overwritten."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with contextlib.suppress(OSError):
+            locks.restrict(descriptor, self.folder)
+        return descriptor
 
     def _has_taken(self, descriptor: int, size: int) -> bool:
         """Whether there was room for so many bytes, which they have now."""
@@ -199,15 +209,50 @@ class Cache:
         return locks.held(room, _wait_for(room).look, signed=False)  # its size would count
 
     def _made_room(self, size: int) -> bool:
+        """Whether there are so many bytes left, which count as taken then. While it is this process that decides."""
+        taken, decisions = self._taken()
+        if taken + size > self.limit or decisions == _COUNTED_EVERY:
+            taken, decisions = self._left(size), 0
+        has_room = taken + size <= self.limit
+        self._note_taken(taken + size * has_room, decisions + 1)
+        return has_room
+
+    def _taken(self) -> tuple[int, int]:
+        """Bytes, and since how many decisions. Files that are gone since count still."""
+        try:
+            taken, decisions = map(int, (self.folder / _TAKEN).read_bytes().split())
+        except (OSError, ValueError):  # none yet, or what a power cut has left
+            return 0, _COUNTED_EVERY
+        return taken, decisions
+
+    def _note_taken(self, taken: int, decisions: int) -> None:
+        try:
+            descriptor = self._opened(self.folder / _TAKEN)
+        except OSError:  # another user's, or a full disk, which what is to lie there tells: all are counted each time
+            return
+        try:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, b"%d %d" % (taken, decisions), 0)
+        finally:
+            os.close(descriptor)
+
+    def _left(self, size: int) -> int:
+        """The bytes of all files, after the oldest were removed where they leave no room for so many more."""
         files = self._files()
-        for path in list(files):
-            if sum(files.values()) + size <= self.limit:
+        taken, spare = sum(files.values()), self.limit // _SPARE
+        if taken + size <= self.limit:
+            return taken
+        for path, own in files.items():
+            has_to_go = taken + size > self.limit
+            if not has_to_go and own > spare:
                 break
             if _removed(path):
-                del files[path]
-        return sum(files.values()) + size <= self.limit
+                taken -= own
+                spare -= 0 if has_to_go else own
+        return taken
 
-    def _files(self) -> dict[Path, int]:
+    def _files(self) -> dict[str, int]:
         """With their bytes, the least recently used first. Others may lie there too, which are somebody's own."""
         found = []
         with os.scandir(self.folder) as entries:
@@ -216,7 +261,7 @@ class Cache:
                     if is_md5(entry.name.removesuffix(_PART)):
                         status = entry.stat()
                         found.append((status.st_mtime_ns, entry.path, status.st_size))
-        return {Path(path): size for _, path, size in sorted(found)}
+        return {path: size for _, path, size in sorted(found)}
 
 
 @dataclass(frozen=True)
@@ -363,7 +408,7 @@ def _wait_for(path: Path) -> Wait:
     return Wait(lambda: f"{path}, which {locks.holder(path)} holds")
 
 
-def _removed(path: Path) -> bool:
+def _removed(path: str) -> bool:
     """Whether it is, since nobody had a lock on it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -372,7 +417,7 @@ def _removed(path: Path) -> bool:
     try:
         had = locks.try_lock(descriptor)
         if had:
-            path.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
         return had
     finally:
         os.close(descriptor)

@@ -66,7 +66,7 @@ class Store:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+    return sum(path.stat().st_size for path in folder.iterdir() if path.name != "taken")
 
 
 @given(
@@ -106,6 +106,45 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     cache.hold(files["d"], store).close()
     assert [cache.has(files[name]) for name in "abcd"] == [True, True, False, True]
     assert store.fetched == ["a", "b", "c", "d"]
+
+
+def test_many_small_files_are_seldom_counted_and_stay_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    usual = Cache._files
+
+    def files(cache: Cache) -> dict[str, int]:
+        found = usual(cache)
+        counted.append(len(found))
+        return found
+
+    monkeypatch.setattr(Cache, "_files", files)
+    cache, names = Cache(tmp_path, 200), [str(number) for number in range(400)]
+    store = Store(sizes=dict.fromkeys(names, 1))
+    for name in names:
+        cache.hold(_file(name, 1), store).close()
+        assert _bytes(tmp_path) <= 200
+    assert len(counted) < 25
+    assert [cache.has(_file(name, 1)) for name in names[-150:]] == [True] * 150
+
+
+@pytest.mark.parametrize("left", [b"", b"\0\0\0\0", b"7", b"many"])
+def test_a_number_that_a_power_cut_has_left_is_none(left: bytes, tmp_path: Path) -> None:
+    cache, store = Cache(tmp_path, 90), Store(sizes=dict.fromkeys("abc", 40))
+    for name in "ab":
+        cache.hold(_file(name, 40), store).close()
+    (tmp_path / "taken").write_bytes(left)
+    cache.hold(_file("c", 40), store).close()
+    assert _bytes(tmp_path) == 80
+
+
+def test_nothing_is_written_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "own").write_text("mine")
+    (tmp_path / "cache" / "taken").symlink_to(tmp_path / "own")
+    Cache(tmp_path / "cache", 90).hold(_file("a", 40), Store(sizes={"a": 40})).close()
+    assert (tmp_path / "own").read_text() == "mine"
 
 
 def test_what_else_lies_in_its_folder_is_neither_removed_nor_counted(tmp_path: Path) -> None:
