@@ -167,7 +167,8 @@ def test_a_recording_is_of_compiled_code_and_knows_the_tables_that_this_reads() 
     inductor.compile_model(model)
     model.linear.register_forward_hook(lambda *_: ran.append(1) if not torch.compiler.is_compiling() else None)
     rows = torch.ones(3, 2)
-    model(rows)
+    for _ in range(2):  # behind other tests torch compiles twice
+        model(rows)
     before = frames()
     with hold_memory() as read:
         model(rows).sum().backward()

@@ -213,9 +213,10 @@ class _Dumper(yaml.SafeDumper):
     """Quotes texts that this dialect, too, would read as something else, such as 1e5."""
 
 
-for _first, _resolvers in Loader.yaml_implicit_resolvers.items():
-    for _tag, _texts in _resolvers:
-        _Dumper.add_implicit_resolver(_tag, _texts, [_first])
+_Dumper.yaml_implicit_resolvers = {
+    first: [found for each in (yaml.SafeDumper, Loader) for found in each.yaml_implicit_resolvers.get(first, [])]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *Loader.yaml_implicit_resolvers}
+}
 
 
 def from_mapping(content: Mapping[str, Any]) -> Source:
