@@ -98,7 +98,7 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
 
 def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
     """The places of parameters outside of the model that have a gradient, which nobody applies."""
-    walk = _Walk(model, gathers=True)
+    walk = _Walk(model, gathers=True, hashes=False)
     for name, root in roots.items():
         walk.through(name, root, _NOTHING)
     return walk.untrained
@@ -107,11 +107,11 @@ def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
 class _Walk:
     """A depth-first walk through attributes and small containers that visits each object once."""
 
-    def __init__(self, model: torch.nn.Module, *, gathers: bool) -> None:
+    def __init__(self, model: torch.nn.Module, *, gathers: bool, hashes: bool = True) -> None:
         self.found: Observations = {}
         self.private: dict[str, tuple[Any, str]] = {}  # the owner and the name of each private number
         self.untrained: list[str] = []
-        self._gathers = gathers
+        self._gathers, self._hashes = gathers, hashes
         self._modules = {id(module) for module in model.modules()}
         self._tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._seen: dict[int, Any] = {}
@@ -205,6 +205,8 @@ class _Walk:
     def _hash(self, place: str, array: Any, *, is_state: bool) -> None:
         if isinstance(array, torch.nn.Parameter):
             self._judge(place, array)
+        if not self._hashes:
+            return
         elements = array.numel() if isinstance(array, torch.Tensor) else array.size
         if id(array) in self._tensors or elements > _MOST_ELEMENTS or self._elements + elements > _ALL_ELEMENTS:
             return
@@ -220,6 +222,8 @@ class _Walk:
                 self._judge(f"{place}.{name}", tensor)
 
     def _judge(self, place: str, tensor: torch.Tensor) -> None:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):  # such as one that another stage has
+            return
         if id(tensor) not in self._tensors and tensor.is_leaf and tensor.grad is not None:
             self.untrained.append(place)
 
