@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from orchestrator.worker.admission.state_detection import another, grown, look
+from orchestrator.worker.admission import state_detection
+from orchestrator.worker.admission.state_detection import another, grown, look, untrained
 
 
 class Layer(nn.Linear):
@@ -139,6 +140,14 @@ def test_private_numbers_are_named_and_can_be_others_for_a_while() -> None:
     assert meter._calls == 3
     with another(roots, pipeline.net, "pipeline.average", 1) as is_another:
         assert not is_another
+
+
+def test_untrained_parameters_are_found_and_no_value_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that another stage has can be asked for none."""
+    monkeypatch.setattr(state_detection, "_content", None)
+    pipeline, model = Pipeline(), nn.Linear(2, 2)
+    (pipeline.net(torch.ones(1, 2)) + model(torch.ones(1, 2))).sum().backward()
+    assert untrained({"pipeline": pipeline, "model": model}, model) == ["pipeline.net.weight", "pipeline.net.bias"]
 
 
 def test_the_closures_of_hooks_are_looked_at() -> None:
