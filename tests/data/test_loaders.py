@@ -78,14 +78,19 @@ def test_a_batch_depends_on_its_key_only(loaders: Loaders) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.ray
-@pytest.mark.long
-def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A recipe whose pipeline reads a file and a variable."""
     (tmp_path / "scale.txt").write_text("2")
     (tmp_path / "reading.py").write_text(READING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("SCALE", "3")
-    recipe = Recipe(Source("reading:Reading", {"file": str(tmp_path / "scale.txt")}), seed=3, threads=1)
+    return Recipe(Source("reading:Reading", {"file": str(tmp_path / "scale.txt")}), seed=3, threads=1)
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = reading(tmp_path, monkeypatch)
     with contextlib.closing(Loaders(recipe, 1)) as loaders:
         loaders.verify(KEYS[0], torch.zeros(3))
         assert list(loaders.input_audit.files) == [str(tmp_path / "scale.txt")]
@@ -95,11 +100,7 @@ def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatc
 @pytest.mark.ray
 @pytest.mark.long
 def test_what_has_changed_when_another_loader_reads_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "scale.txt").write_text("2")
-    (tmp_path / "reading.py").write_text(READING)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("SCALE", "3")
-    recipe = Recipe(Source("reading:Reading", {"file": str(tmp_path / "scale.txt")}), seed=3, threads=1)
+    recipe = reading(tmp_path, monkeypatch)
     lost: list[str] = []
     with contextlib.closing(Loaders(recipe, 1, lost.append)) as loaders:
         for written in ("2", "4", "4"):

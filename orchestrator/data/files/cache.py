@@ -24,7 +24,7 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -367,21 +367,29 @@ def _check(file: File, place: Place, found: tuple[int, str]) -> None:
 REMEDY = "put back what was there, or write the manifest anew (python -m orchestrator index=FOLDER)"
 
 
-def _written(descriptor: int, chunks: Iterator[bytes], attempt: Attempt) -> tuple[int, str]:
-    """(bytes, MD5) of what was written to the beginning of a file, which ends there."""
-    digest = hashlib.md5(usedforsecurity=False)
-    size = 0
-    os.lseek(descriptor, 0, os.SEEK_SET)
+def passed_on(chunks: Iterator[bytes], write: Callable[[bytes], object], attempt: Attempt) -> tuple[int, str]:
+    """(bytes, MD5) of what was written, until the attempt is over. Raises what the chunks and `write` raise."""
+    digest, size = hashlib.md5(usedforsecurity=False), 0
     for chunk in chunks:
         if attempt.over:
             break
         attempt.moves()
         digest.update(chunk)
         size += len(chunk)
+        write(chunk)
+    return size, digest.hexdigest()
+
+
+def _written(descriptor: int, chunks: Iterator[bytes], attempt: Attempt) -> tuple[int, str]:
+    """(bytes, MD5) of what was written to the beginning of a file, which ends there."""
+
+    def write(chunk: bytes) -> None:
         view = memoryview(chunk)
         while view:
             view = view[os.write(descriptor, view[:_CHUNK]) :]
-    return size, digest.hexdigest()
+
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return passed_on(chunks, write, attempt)
 
 
 def _date(path: Path | int, at: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from orchestrator.common import temporary
 from orchestrator.common.import_string import raised
 from orchestrator.data.files import manifest, waiting
-from orchestrator.data.files.cache import patience_s
+from orchestrator.data.files.cache import passed_on, patience_s
 from orchestrator.data.files.manifest import File, Manifest
 from orchestrator.data.files.places import Place, place_of, split
 from orchestrator.data.files.readers import LISTS, READERS, SUFFIXES, build, by_name
@@ -140,29 +139,21 @@ def _hashed(place: Place, where: str, file: Path) -> tuple[int, str]:
     """Bytes and MD5 of a file. file: it here, or a copy that is made; a store is asked again, as there may be many files.
     Raises DataDamaged, ConfigurationError, OSError."""
     if place.folder is not None:
-        return _passed_on(place.chunks(where), lambda _: None, Attempt())
+        return passed_on(place.chunks(where), lambda _: None, Attempt())
 
     def once(attempt: Attempt) -> tuple[int, str]:
         with file.open("wb") as copy:
-            return _passed_on(place.chunks(where), copy.write, attempt)
+
+            def write(chunk: bytes) -> None:
+                try:
+                    copy.write(chunk)
+                except OSError as error:
+                    raise ConfigurationError(
+                        [f"index: a copy for its reader cannot be written: {error}"],
+                        "make room there, or name another place with TMPDIR",
+                        code="data.index-copy",
+                    ) from error
+
+            return passed_on(place.chunks(where), write, attempt)
 
     return waiting.until(place.describe(where), once, patience_s())
-
-
-def _passed_on(chunks: Iterator[bytes], write: Callable[[bytes], object], attempt: Attempt) -> tuple[int, str]:
-    digest, size = hashlib.md5(usedforsecurity=False), 0
-    for chunk in chunks:
-        if attempt.over:
-            break
-        attempt.moves()
-        digest.update(chunk)
-        size += len(chunk)
-        try:
-            write(chunk)
-        except OSError as error:
-            raise ConfigurationError(
-                [f"index: a copy for its reader cannot be written: {error}"],
-                "make room there, or name another place with TMPDIR",
-                code="data.index-copy",
-            ) from error
-    return size, digest.hexdigest()

@@ -65,8 +65,8 @@ def look(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool = Fa
     return _walked(roots, model, gathers=gathers).found
 
 
-def _walked(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool) -> _Walk:
-    walk = _Walk(model, gathers=gathers)
+def _walked(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool, hashes: bool = True) -> _Walk:
+    walk = _Walk(model, gathers=gathers, hashes=hashes)
     for name, root in roots.items():
         counts = _NUMBERS if name in _OF_DATA else _ALL
         walk.through(name, root, _public(name.rpartition(".")[2], counts))
@@ -98,16 +98,13 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
 
 def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
     """The places of parameters outside of the model that have a gradient, which nobody applies."""
-    walk = _Walk(model, gathers=True, hashes=False)
-    for name, root in roots.items():
-        walk.through(name, root, _NOTHING)
-    return walk.untrained
+    return _walked(roots, model, gathers=True, hashes=False).untrained
 
 
 class _Walk:
     """A depth-first walk through attributes and small containers that visits each object once."""
 
-    def __init__(self, model: torch.nn.Module, *, gathers: bool, hashes: bool = True) -> None:
+    def __init__(self, model: torch.nn.Module, *, gathers: bool, hashes: bool) -> None:
         self.found: Observations = {}
         self.private: dict[str, tuple[Any, str]] = {}  # the owner and the name of each private number
         self.untrained: list[str] = []
