@@ -76,6 +76,8 @@ def test_a_ray_that_is_started_has_our_patience_unless_the_user_says_otherwise(m
     with patient(90.5):
         assert os.environ[name] == "7"
     assert os.environ[name] == "7"
+    with patient(1e9):
+        assert all(int(os.environ[each]) < 2**31 for each in PATIENCE), "Ray does not start with larger ones"
 
 
 def test_the_only_node_of_a_private_ray_is_not_taken_for_dead_unless_the_user_says_otherwise(

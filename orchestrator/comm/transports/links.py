@@ -50,6 +50,7 @@ UNREACHABLE_S: Final = 5
 """Between hosts: a peer whose host has answered nothing for this long is lost, where nothing else is asked for."""
 
 
+_MOST_PROBES, _MOST_INTERVAL_S = 127, 32767  # of keepalive: the kernel's MAX_TCP_KEEPCNT and MAX_TCP_KEEPINTVL
 _MIN_PACKED_ELEMENTS: Final = 512  # fewer are not worth the pass
 _AHEAD: Final = 2  # messages of a device that are made while another is on the wire; each takes page-locked memory
 _KEPT_WAITING: Final = 16  # messages that lie in page-locked memory; those that come before one is taken lie elsewhere
@@ -387,12 +388,15 @@ def _at_least(size_bytes: int, memory: torch.Tensor) -> torch.Tensor:
 
 def configure_tcp(connection: socket.socket, unreachable_s: int) -> None:
     """No delay for small frames; the kernel's keepalive is the heartbeat of rule C5: after a second without anything a probe
-    each second, and the end after `unreachable_s`, at least 2."""
+    each second, or as often as the kernel counts, and the end after `unreachable_s`, at least 2."""
+    interval_s = min(_MOST_INTERVAL_S, -(-(unreachable_s - 1) // _MOST_PROBES))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, unreachable_s - 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+    connection.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_KEEPCNT, min(_MOST_PROBES, -(-(unreachable_s - 1) // interval_s))
+    )
 
 
 def is_unreachable(connection: socket.socket, unreachable_s: int) -> bool:
