@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from orchestrator.common.values import Every, Notation, Span, Steps, Workers
+from orchestrator.common.values import Every, Notation, Sites, Span, Steps, Workers
 
 _SHOWN_CHARACTERS = 80
 
@@ -222,5 +222,6 @@ _DESCRIPTIONS: dict[Any, str] = {
     Every: "a number of steps such as 20, of epochs such as 1epoch, or of seconds such as 30s",
     Span: "a number of steps such as 20 or of epochs such as 5epochs, at least 1",
     Steps: "a whole number such as 64, at least 1, or one from each of some steps on such as {0: 64, 400: 256}",
+    Sites: "the shards of each site such as {hospital_a: [0, 1], hospital_b: [2]}, a shard at one at most",
     Workers: "a number of workers such as 4, at least 1, or a range such as {min: 2, max: 4}",
 }

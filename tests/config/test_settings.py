@@ -475,6 +475,10 @@ WRONG = {
     "it out",
     "data.batch_size={2: 64}": "data.batch_size: expected a whole number such as 64, at least 1, or one from each of some "
     "steps on such as {0: 64, 400: 256}, got {2: 64}",
+    "data.sites={a: 0}": "data.sites: expected the shards of each site such as {hospital_a: [0, 1], hospital_b: [2]}, a "
+    "shard at one at most, got {'a': 0}",
+    "data.sites=": "data.sites: has no value; expected the shards of each site such as {hospital_a: [0, 1], hospital_b: [2]}, "
+    "a shard at one at most",
     "data.partition={name: iid, clients: 7}": "data.partition.clients: 7 clients for 8 shards; in each step a shard plays a "
     "client of its own: raise data.partition.clients, or set data.shards=7 (which changes the result)",
     "local.steps=2": "local.optimizer: required by local steps; for example local.optimizer={name: sgd, lr: 0.05}",
