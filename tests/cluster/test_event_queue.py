@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
@@ -16,7 +17,8 @@ def printed(*written: str) -> tuple[list[Any], int]:
     stream = Printed(queue, sys.stdout)
     for text in written:
         assert stream.write(text) == len(text)
-    return [entry["printed"] for entry in queue.unacknowledged()], len(stream._line)
+    lines: Any = stream.buffer
+    return [entry["printed"] for entry in queue.unacknowledged()], len(lines._line)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,18 @@ def test_a_line_without_end_is_cut() -> None:
     lines, kept = printed(*["." * 100] * 1_000)
     assert "".join(lines) + "." * kept == "." * 100_000
     assert len(lines) > 1
+
+
+def test_it_is_a_stream_as_pythons_own() -> None:
+    """Training code sets it up as it is imported, writes bytes, and puts streams of its own in front of it."""
+    queue = EventQueue()
+    stream = Printed(queue, sys.stdout)
+    stream.reconfigure(line_buffering=True)
+    stream.writelines(["ä\n", "\udc80\n"])
+    stream.buffer.write("€".encode()[:2])
+    stream.buffer.write("€".encode()[2:] + b"\xff\n")
+    assert (stream.closed, stream.writable(), stream.isatty(), stream.name) == (False, True, False, sys.stdout.name)
+    other = io.TextIOWrapper(stream.buffer, encoding="utf-8")
+    del stream
+    print("of another", file=other, flush=True)
+    assert [entry["printed"] for entry in queue.unacknowledged()] == ["ä", "\\udc80", "€\ufffd", "of another"]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 import threading
-from typing import Any, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 Entry = dict[str, Any]
 
@@ -65,34 +70,40 @@ class EventQueue:
         return Batch(first, self._entries[first - self._first :])
 
 
-class Printed:
-    """A text stream that puts whole lines into an event queue, since what the user's code prints has to reach the user.
-
-    A progress bar writes its line anew behind a carriage return, and may do so for days: the last one counts."""
-
-    encoding = "utf-8"
-    errors = "replace"
+class Printed(io.TextIOWrapper):
+    """A text stream that puts whole lines into an event queue, since what the user's code prints has to reach the user. It can
+    be set up, and its `buffer` takes bytes and may have another stream in front of it."""
 
     def __init__(self, event_queue: EventQueue, behind: TextIO) -> None:
+        lines: Any = _Lines(event_queue, behind)
+        super().__init__(lines, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+class _Lines(io.BufferedIOBase):
+    """A progress bar writes its line anew behind a carriage return, and may do so for days: the last one counts."""
+
+    def __init__(self, event_queue: EventQueue, behind: TextIO) -> None:
+        self.name = behind.name
         self._event_queue = event_queue
         self._behind = behind
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._line = ""
 
-    def write(self, text: str) -> int:
-        *lines, rest = (self._line + text).split("\n")
+    def write(self, data: ReadableBuffer, /) -> int:
+        *lines, rest = (self._line + self._decoder.decode(bytes(data))).split("\n")
         self._line = _last(rest)
         if len(self._line) > _LONGEST:
             lines.append(self._line)
             self._line = ""
         for line in lines:
             self._event_queue.put({"printed": _last(line).removesuffix("\r")})
-        return len(text)
+        return memoryview(data).nbytes
 
-    def flush(self) -> None:
-        pass
+    def writable(self) -> bool:
+        return True
 
-    def isatty(self) -> bool:
-        return False
+    def close(self) -> None:
+        """It stays open: a stream that the user's code has put in front of it closes it when it is let go of."""
 
     def fileno(self) -> int:
         return self._behind.fileno()

@@ -9,6 +9,7 @@ and Ray adds no traceback of its own; only the death of the process is an except
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -193,7 +194,10 @@ class MemberActor:
         return {**answer, "generation": generation.number}
 
     def flush(self) -> None:
-        """The answer comes behind all entries that are in the event queue."""
+        """The answer comes behind all entries of the event queue, and behind what streams of the user's code hold."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # of whatever that is
+                stream.flush()
 
     def ask(self, what: Literal["regroup", "stop", "save"], generation: int) -> None:
         """Ask for this at the vote of the next step boundary of this generation."""
