@@ -8,6 +8,7 @@ where `run.arithmetic` asks for the same bits on every processor; there the sett
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -198,11 +199,30 @@ def _use_deterministic_algorithms() -> None:
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
     set_deterministic_algorithms(True)
     deterministic.fill_uninitialized_memory = os.environ.get(FILL) == "1"
+    linalg: Any = torch.linalg
+    if not hasattr(linalg.lstsq, "__wrapped__"):
+        linalg.lstsq = _with_pivots_of_its_own(linalg.lstsq)
+
+
+def _with_pivots_of_its_own(lstsq: Callable[..., Any]) -> Callable[..., Any]:
+    """The function torch.linalg.lstsq with another default on processors. Its own is LAPACK's gelsy, and torch 2.13 has not
+    written the memory where gelsy reads its first columns. gelsd reads none, and finds the rank as well."""
+
+    @functools.wraps(lstsq)
+    def chosen(*given: Any, **named: Any) -> Any:
+        device = getattr(given[0] if given else next(iter(named.values()), None), "device", None)
+        on_processor = device is not None and device.type == "cpu"
+        if on_processor and named.get("driver") in (None, "gelsy"):
+            named["driver"] = "gelsd"
+        return lstsq(*given, **named)
+
+    return chosen
 
 
 @contextmanager
 def filled() -> Iterator[None]:
-    """Within the block torch fills memory that nobody has written, with NaN, so that whatever reads it shows."""
+    """Within the block torch fills memory that nobody has written, with NaN, so that whatever reads it shows. It does so only
+    while it computes by deterministic algorithms, as workers have it."""
     import torch
 
     deterministic: Any = torch.utils.deterministic

@@ -70,3 +70,19 @@ def test_memory_is_filled_in_tests_and_where_a_block_asks_for_it(monkeypatch: py
         assert deterministic.fill_uninitialized_memory
     assert not deterministic.fill_uninitialized_memory
     prepare_thread(1)
+
+
+def test_least_squares_read_no_memory_that_nobody_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK's gelsy, which torch has by default, takes its first columns from there."""
+    prepare_thread(1)
+    monkeypatch.setattr(deterministic, "fill_uninitialized_memory", False)
+    left, right = torch.rand(8, 6, generator=torch.Generator().manual_seed(0)), torch.eye(8)
+    found = set()
+    for number in range(8):
+        left_behind = [torch.full((6,), number % 3, dtype=torch.int32) for _ in range(100)]
+        del left_behind
+        found |= {torch.linalg.lstsq(left, right).solution.numpy().tobytes() for _ in range(5)}
+    assert len(found) == 1
+    exact = torch.linalg.lstsq(left, right, driver="gels").solution  # the user's own choice
+    assert found != {exact.numpy().tobytes()}
+    assert torch.allclose(torch.linalg.lstsq(left, right).solution, exact, atol=1e-4)

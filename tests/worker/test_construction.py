@@ -19,7 +19,7 @@ from torch import nn
 from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.errors import ConfigurationError
-from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.numerics.determinism import left_as_it_was, prepare_thread
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model import construction
 from tests.refusals import refused
@@ -55,6 +55,16 @@ def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], word
     assert caught.value.message.startswith("the configuration is wrong: pipeline.target: ")
     assert words in caught.value.message
     assert caught.value.remedy
+
+
+def test_a_model_finds_no_chance_values_in_memory_that_nobody_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker and each run would find others; NaN is told at the first loss."""
+    prepare_thread(1)
+    deterministic: Any = torch.utils.deterministic
+    monkeypatch.setattr(deterministic, "fill_uninitialized_memory", False)
+    model = construction.make_model(f.LeavesAParameterUnwritten(), seed=1)
+    assert model.get_parameter("bias").isnan().all()
+    assert not deterministic.fill_uninitialized_memory
 
 
 def test_numbers_of_numpy_in_an_optimizers_groups_are_those_of_python() -> None:

@@ -98,7 +98,7 @@ PREPARING = [
     Fault(f.MetaDevice, PipelineRaised, ("parameter 'weight'", "meta")),
     Fault(f.SharedStorage, PipelineRaised, ("'0.weight' and '1.weight'", "share memory")),
     Fault(f.Expanded, PipelineRaised, ("elements of the parameter 'weight' share memory",)),
-    Fault(f.SharedWithBuffer, PipelineRaised, ("'weight' and 'view'", "share memory")),
+    Fault(f.SharedWithBuffer, PipelineRaised, ("the buffer 'view' lies in the memory of the parameter 'weight'",)),
     Fault(f.SparseBuffer, PipelineRaised, ("buffer 'adjacency'", "sparse")),
     Fault(f.NothingToTrain, PipelineRaised, ("no parameter", "gradient")),
     COMPILED,
@@ -127,6 +127,7 @@ PREPARING = [
     Fault(f.EvaluationChangesBuffer, PipelineRaised, ("'seen'", "changed")),
 ]
 COMPUTING = [
+    Fault(f.LeavesAParameterUnwritten, NonFinite, ("loss is nan", "the parameter 'bias' of the model holds NaN")),
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),
     Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3 (training samples ")),
     Fault(f.NanGradient, NonFinite, ("gradient of bias", "step 1, shard 3 (training samples ")),

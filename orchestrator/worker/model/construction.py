@@ -24,7 +24,7 @@ from orchestrator.adapters.adapted import Adapted, Course
 from orchestrator.config.plan import Plan, Run, Variant
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics import float32_precision, inductor
-from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.numerics.determinism import filled, left_as_it_was
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.streams import seed_of, seeded
 from orchestrator.optim import optimizers
@@ -41,13 +41,13 @@ _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of 
 
 
 def make_pipeline(kind: type[Pipeline], args: Mapping[str, Any], seed: int) -> Pipeline:
-    with naming("the pipeline's __init__"), seeded(seed, "pipeline"):
+    with naming("the pipeline's __init__"), seeded(seed, "pipeline"), filled():
         return kind(**args)
 
 
 def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
     """The pipeline's model, in training mode; parts of it may be in evaluation mode where an adapter's framework keeps them."""
-    with naming("model()"), seeded(seed, "model"):
+    with naming("model()"), seeded(seed, "model"), filled():
         model: Any = pipeline.model()
     if not isinstance(model, torch.nn.Module):
         raise PipelineRaised(
@@ -93,7 +93,7 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
             )
         return optimizers.build(variant.name, variant.options, model)
     schedulers = nullcontext() if isinstance(pipeline, Adapted) else optimizers.without_schedulers()
-    with naming("optimizer()"), seeded(plan.run.seed, "optimizer"), schedulers:
+    with naming("optimizer()"), seeded(plan.run.seed, "optimizer"), schedulers, filled():
         optimizer = pipeline.optimizer(model)
     with naming("reading the param_groups of the optimizer"):
         optimizers.with_plain_numbers(optimizer)

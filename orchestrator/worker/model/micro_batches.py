@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import torch
+
 from orchestrator.checkpoint.stream_log import StreamLog
 from orchestrator.data.fetching import fetch, fetch_together
 from orchestrator.data.files.stream import Stream
@@ -20,7 +22,7 @@ from orchestrator.numerics import streams
 from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving, Staging
 from orchestrator.optim.transforms import State
 from orchestrator.pipeline import Pipeline, naming
-from orchestrator.worker.model.output_checks import loss_not_finite
+from orchestrator.worker.model.output_checks import first_nan, loss_not_finite
 from orchestrator.worker.model.prefetch import FilePrefetcher, PrefetchWindow
 from orchestrator.worker.model.read_account import ReadAccount
 from orchestrator.worker.model.sample_names import listed, strange
@@ -45,8 +47,16 @@ class MicroBatches:
     """Those of a run that this worker reads. account: of the bytes that were read; streams: of the shards, None where samples
     have numbers; taken_by_other: whether another worker computes a shard that this one hosts in a step of the run."""
 
-    def __init__(self, pipeline: Pipeline, samples: TrainingSamples, seed: int, staging: Staging) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,  # that makes batches of samples
+        samples: TrainingSamples,  # of all workers
+        seed: int,  # of the run
+        staging: Staging,  # brings batches to the device that computes
+        model: torch.nn.Module,  # that computes them, for messages
+    ) -> None:
         self._pipeline = pipeline
+        self._model = model
         self._samples = samples
         self._seed = seed
         self._staging = staging
@@ -296,4 +306,12 @@ class MicroBatches:
         found = strange(batch, key.indices)
         named = self.named(key.step, key.shard)
         named_samples = f"; not finite itself: {listed(found)}" if found and named else ""
-        return NonFinite(f"{error.message}{named}{named_samples}", error.remedy, code=error.code)
+        unwritten = first_nan(self._model)
+        if unwritten is None:
+            return NonFinite(f"{error.message}{named}{named_samples}", error.remedy, code=error.code)
+        return NonFinite(
+            f"{error.message}{named}; the parameter {unwritten!r} of the model holds NaN",
+            "set it in model(): torch.empty(...) and torch.Tensor(SIZE) give memory that nobody has written, "
+            f"which is NaN here; or {error.remedy}",
+            code=error.code,
+        )

@@ -28,6 +28,18 @@ def loss_not_finite(mean: float, where: str) -> NonFinite:
     return NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY, code="loss.value")
 
 
+def first_nan(model: torch.nn.Module) -> str | None:
+    """The first parameter that holds NaN, of those that are here."""
+    return next(
+        (
+            name
+            for name, each in model.named_parameters()
+            if type(each) is torch.nn.Parameter and not each.is_meta and bool(each.isnan().any())
+        ),
+        None,
+    )
+
+
 def mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
     """Check what loss() returned: a scalar float tensor, alone or with its weight (rule A5)."""
     loss, weight = loss_and_weight(returned, rows, where)

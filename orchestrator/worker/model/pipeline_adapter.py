@@ -28,6 +28,7 @@ from orchestrator.data.sites import Attendance
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.batches import copied
+from orchestrator.numerics.determinism import filled
 from orchestrator.numerics.staging import Arriving, Direct, Staging
 from orchestrator.pipeline import Pipeline, defines, naming, takes_step
 from orchestrator.worker.model import construction, moving_buffers
@@ -71,14 +72,14 @@ class PipelineAdapter:
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
         cache.use(*data.cache)
-        with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
+        with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"), filled():
             train, self._validation = self._datasets()
             train = mixture.whole(train)
         mixture.check(train, data.mixture)
         self.model = construction.first_model(self.pipeline, run)
         self.buffer_rules = moving_buffers.declared(self.pipeline, self.model)
         self.samples = TrainingSamples(self.pipeline, train, seed, data, attendance)
-        self.batches = MicroBatches(self.pipeline, self.samples, seed, self._staging)
+        self.batches = MicroBatches(self.pipeline, self.samples, seed, self._staging, self.model)
         self.optimizer_calls = OptimizerCalls(self.pipeline, self.model, self.samples, seed)
         self.held_out = 0 if self._validation is None else length_of(self._validation, "validation")
         self.evaluation_batches = EvaluationBatches(self.held_out, max(1, data.batch_size.at(0) // data.shards))

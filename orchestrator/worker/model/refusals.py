@@ -159,22 +159,23 @@ def _refuse_shared_memory(model: torch.nn.Module) -> None:
             )
         owner = owners.setdefault(_address(parameter), name) if parameter.numel() else name
         if owner != name:
-            raise _shared(owner, name)
+            raise PipelineRaised(
+                f"{owner!r} and {name!r} share memory but are two objects",
+                "tie them by assigning the same Parameter to both places",
+                code="model.shared-memory",
+            )
     for name, buffer in model.named_buffers():
         if buffer.numel() and _address(buffer) in owners:
-            raise _shared(owners[_address(buffer)], name)
+            raise PipelineRaised(
+                f"the buffer {name!r} lies in the memory of the parameter {owners[_address(buffer)]!r}",
+                "register a copy (tensor.clone()), or none where forward() computes it from the parameter: spectral norm is "
+                "torch.nn.utils.parametrizations.spectral_norm",
+                code="model.buffer-in-parameter",
+            )
 
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _shared(first: str, second: str) -> PipelineRaised:
-    return PipelineRaised(
-        f"{first!r} and {second!r} share memory but are two objects",
-        "tie them by assigning the same Parameter to both places",
-        code="model.shared-memory",
-    )
 
 
 def refuse_unwatched(plan: Plan, *, validates: bool) -> None:

@@ -350,7 +350,8 @@ class Replica:
             raise PipelineRaised(
                 f"the parameter {changed[0]!r} was changed in place while a batch was computed",
                 "only the optimizer may change parameters: leave out Embedding(max_norm=...), flatten_parameters(), clamping "
-                "and moving averages, or do the last two in the step() of an optimizer of your own",
+                "and moving averages, or do the last two in the step() of an optimizer of your own; layers that set themselves "
+                "by the first batch, as ActNorm does, have it in model()",
                 code="model.parameter-changed",
             )
         for name, parameter in self._frozen.items():
