@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.cluster.actors.host_relay import REPORT, WORD, address, hello
+from orchestrator.cluster.actors.host_relay import REPORT, WORD, Answer, RelayActor, address, hello
 
 SECRET = b"secret"
 NODE = f"node of process {os.getpid()}"  # tests run beside each other
@@ -58,3 +59,13 @@ def packed(first: int, *entries: Any, urgent: bool = False, next_call: int = 0) 
 def close_all() -> None:
     while _open:
         _open.pop().close()
+
+
+def exchanged(
+    actor: RelayActor, wait_s: float, kept: Mapping[int, int] | None = None, dropped: Sequence[int] = ()
+) -> Answer:
+    """The answer of the relay of another node, which is short."""
+    part, left = actor.exchange(kept or {}, list(dropped), wait_s, 0.0)
+    assert left == 0
+    answer: Answer = pickle.loads(part)
+    return answer

@@ -19,7 +19,7 @@ from orchestrator.cluster.actors.event_queue import ANSWERS, EventQueue
 from orchestrator.cluster.actors.host_relay import HostRelay, RelayActor, Report, hello
 from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.reporter import Reporter
-from tests.cluster.callers import NO_RECORD, NODE, SECRET, Member, close_all, packed
+from tests.cluster.callers import NO_RECORD, NODE, SECRET, Member, close_all, exchanged, packed
 
 _LONG_S = 60.0  # reached only when a test hangs
 
@@ -333,16 +333,16 @@ def test_the_actor_of_another_node_hands_reports_on_and_acknowledgements_back() 
     actor = RelayActor(SECRET, NODE)
     member = Member(1)
     member.says(0, "a")
-    reports, ended = actor.exchange({}, [], _LONG_S, 0.0)
+    reports, ended = exchanged(actor, _LONG_S)
     while not reports:
-        reports, ended = actor.exchange({}, [], _LONG_S, 0.0)
+        reports, ended = exchanged(actor, _LONG_S)
     assert (told(reports), ended) == ([(1, 0, "a")], {})
-    assert actor.exchange({1: 1}, [], 0.0, 0.0) == ([], {})
+    assert exchanged(actor, 0.0, {1: 1}) == ([], {})
     assert member.hears() == 1
     actor.hand([(1, 0, b"a call")])
-    assert actor.exchange({}, [], 0.0, 0.0) == ([], {})
+    assert exchanged(actor, 0.0) == ([], {})
     assert member.is_called() == (0, b"a call")
-    assert actor.exchange({}, [1], 0.0, 0.0) == ([], {1: PostMortem()})
+    assert exchanged(actor, 0.0, dropped=[1]) == ([], {1: PostMortem()})
     actor._relay.close()
 
 

@@ -138,7 +138,8 @@ def test_ranks_go_host_by_host_also_when_one_is_killed_and_another_joins(digits:
 @pytest.mark.ray
 @pytest.mark.root
 def test_what_a_worker_on_another_host_was_doing_and_said_last_is_known(digits: Project) -> None:
-    """One is killed there; and one says what a library of CUDA says as it aborts a process whose card has failed."""
+    """One is killed there; and one says what a library of CUDA says as it aborts a process whose card has failed, behind more
+    than Ray returns without its object store."""
     undisturbed = alone(digits, "digits", *ENDLESS[1:])
     with some_hosts(hidden=digits.path) as hosts:
         project = replace(digits, variables=hosts.access, before=hosts.inside)
@@ -151,7 +152,7 @@ def test_what_a_worker_on_another_host_was_doing_and_said_last_is_known(digits: 
         run.wait_for_steps(run.steps + 20)
         pid = _there(run, hosts)
         with Path(f"/proc/{pid}/fd/2").open("a") as standard_error:
-            standard_error.write(f"{UNCAUGHT}\n")
+            standard_error.write("a warning of a library\n" * 20_000 + f"{UNCAUGHT}\n")
         run.kill(pid, signal.SIGABRT)
         run.wait_for("worker_lost", 2)
         done = run.end()

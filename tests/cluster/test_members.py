@@ -463,6 +463,7 @@ class FarRay(DoubleOfRay):
     def __init__(self) -> None:
         self.relays: list[str] = []  # the nodes on which one was started
         self.calls: list[tuple[tuple[Any, ...], Future[Any]]] = []  # of `exchange`
+        self.rests: list[list[Future[Any]]] = []  # of `rest`
         self.handed: list[list[Call]] = []  # by calls of `hand`
         self.dead: list[list[int]] = []  # by calls of `died`
         self.renewed = 0  # calls of `renew`
@@ -477,12 +478,19 @@ class FarRay(DoubleOfRay):
             self.calls.append((arguments, future))
             return SimpleNamespace(future=lambda: future)
 
+        def rest(num_returns: int) -> Any:
+            futures = [Future[Any]() for _ in range(num_returns)]
+            self.rests.append(futures)
+            given = [SimpleNamespace(future=lambda each=each: each) for each in futures]
+            return SimpleNamespace(remote=lambda _: given if num_returns > 1 else given[0])
+
         def place(scheduling_strategy: Any, runtime_env: Any) -> Any:  # noqa: ARG001
             self.relays.append(scheduling_strategy.node_id)
             hand = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.handed.append))
             died = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.dead.append))
             renew = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.renew))
-            actor = SimpleNamespace(exchange=SimpleNamespace(remote=exchange), hand=hand, died=died, renew=renew)
+            exchanged, more = SimpleNamespace(remote=exchange), SimpleNamespace(options=rest)
+            actor = SimpleNamespace(exchange=exchanged, rest=more, hand=hand, died=died, renew=renew)
             return SimpleNamespace(remote=lambda *_: actor)
 
         usual: Any = super().remote(**options)
@@ -490,6 +498,9 @@ class FarRay(DoubleOfRay):
 
     def renew(self) -> None:
         self.renewed += 1
+
+    def get(self, references: list[Any]) -> list[Any]:
+        return [each.future().result() for each in references]
 
 
 def far(monkeypatch: pytest.MonkeyPatch) -> tuple[FarRay, Members]:
@@ -514,13 +525,17 @@ def sent(first: int, *entries: Any) -> Report:
     return Report(0, first, False, pickle.dumps((list(entries), {"beats": 0})))
 
 
+def answer(*reports: Report, **ended: PostMortem) -> tuple[bytes, int]:
+    return pickle.dumps((list(reports), {int(member[1:]): each for member, each in ended.items()})), 0
+
+
 def test_all_members_of_another_node_are_heard_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     ray, held = far(monkeypatch)
     assert ray.relays == [FAR]
     ((_, call),) = ray.calls
     assert told(held) == []
     assert len(ray.calls) == 1
-    call.set_result(([sent(0, "a"), sent(1, "b")], {}))
+    call.set_result(answer(sent(0, "a"), sent(1, "b")))
     assert told(held) == [("entries", ["a"]), ("entries", ["b"])]
     assert told(held) == []
     assert [arguments[:2] for arguments, _ in ray.calls] == [
@@ -532,41 +547,47 @@ def test_all_members_of_another_node_are_heard_by_one_call(monkeypatch: pytest.M
 def test_another_relay_takes_the_place_of_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members send it again what was not acknowledged, and each entry is heard once."""
     ray, held = far(monkeypatch)
-    ray.calls[0][1].set_result(([sent(0, "a")], {}))
+    ray.calls[0][1].set_result(answer(sent(0, "a")))
     assert told(held) == [("entries", ["a"])]
     assert told(held) == []
-    begun = sent(1, "b")
-    ray.calls[1][1].set_result(([begun._replace(body=begun.body[:7], more=True)], {}))
+    begun, _ = answer(sent(1, "b"))
+    ray.calls[1][1].set_result((begun[:7], len(begun) - 7))
     assert told(held) == []
     assert told(held) == []
-    ray.calls[2][1].set_exception(RayActorError(error_msg="killed"))
+    ray.rests[0][0].set_exception(RayActorError(error_msg="killed"))
     assert told(held) == []
     assert told(held) == []
     assert ray.relays == [FAR, FAR]
-    ray.calls[3][1].set_result(([sent(0, "a", "b")], {}))
+    ray.calls[2][1].set_result(answer(sent(0, "a", "b")))
     assert told(held) == [("entries", ["b"])]
 
 
 def test_no_answer_of_a_relay_is_so_long_that_ray_takes_its_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object of which the owner never heard the place held a run up for `cluster.step_timeout_s`."""
+    """An object of which the owner never heard the place held a run up for `cluster.step_timeout_s`. Long are reports, weights,
+    and the last words of the dead."""
     relay = RelayActor(b"secret", f"node of {os.getpid()}")
-    entries = [*map(str, range(40_000))]
-    long, short = sent(0, *entries), sent(len(entries), "b")
-    relay._relay._reports += [long, *[short._replace(member=3)] * 2_000, short]
+    entries = [*map(str, range(900_000))]
+    found = PostMortem(standard_error="x" * 400_000)
+    relay._relay._reports += [sent(0, *entries), sent(len(entries), "b")]
     relay._relay._ended.append(0)
+    monkeypatch.setattr(relay._relay, "post_mortem", lambda _: found)
     ray, held = far(monkeypatch)
-    heard, sizes = list[Any](), list[int]()
-    ended: Any = {}
-    while not ended:
-        answer, ended = relay.exchange({}, [], 0.0, 0.0)
-        sizes.append(len(pickle.dumps((answer, ended))))
-        ray.calls[-1][1].set_result((answer, ended))
-        heard += told(held)
-        heard += told(held)  # it asks again
+    values: list[Any] = [relay.exchange({}, [], 0.0, 0.0)]
+    ray.calls[-1][1].set_result(values[0])
+    heard = told(held) + told(held)
+    while len(ray.calls) == 1:
+        futures = ray.rests[-1]
+        given = relay.rest(len(futures)) if len(futures) > 1 else (relay.rest(1),)
+        for future, value in zip(futures, given, strict=True):
+            future.set_result(value)
+        values += given
+        heard += told(held) + told(held)  # it asks again
     relay._relay.close()
     assert heard == [("entries", entries), ("entries", ["b"])]
-    assert len(sizes) > 3
-    assert max(sizes) < 100_000
+    assert held._relays._by_member[0].ended == {0: found}
+    assert len(ray.rests) > 1
+    assert max(len(pickle.dumps(each)) for each in values) < 100_000
+    assert max(map(len, ray.rests)) * 100_000 < 10_000_000, "all that one call returns"
 
 
 def test_another_relay_gets_the_calls_again_that_are_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -575,7 +596,7 @@ def test_another_relay_gets_the_calls_again_that_are_not_confirmed(monkeypatch: 
     held.ask(0, "save", 0)
     assert told(held) == []
     assert [[number for _, number, _ in calls] for calls in ray.handed] == [[0], [1, 2]]
-    ray.calls[0][1].set_result(([sent(0)._replace(next_call=2)], {}))
+    ray.calls[0][1].set_result(answer(sent(0)._replace(next_call=2)))
     assert told(held) == [("entries", {})]
     assert told(held) == []
     ray.calls[1][1].set_exception(RayActorError(error_msg="killed"))
@@ -592,7 +613,7 @@ def test_the_last_reports_of_another_node_go_before_the_news_of_a_death(monkeypa
     assert told(held) == []
     assert ray.dead == [[0]]
     found = PostMortem({"activity": "compute"}, "GPU-0", "all is lost")
-    ray.calls[0][1].set_result(([sent(0, "last words")], {0: found}))
+    ray.calls[0][1].set_result(answer(sent(0, "last words"), _0=found))
     assert told(held) == [("entries", ["last words"]), ("died", "it died")]
     assert held.post_mortem(0) == found
     held.forget(0)

@@ -14,6 +14,7 @@ from orchestrator.cluster.actors import stderr_tail
 from orchestrator.cluster.actors.host_relay import RelayActor
 from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.stderr_tail import StderrTail
+from tests.cluster.callers import exchanged
 from tests.projects import REPOSITORY
 
 _LONG_S = 60.0  # reached only when a test hangs
@@ -76,7 +77,7 @@ def test_the_relay_of_a_host_tells_what_a_dead_member_did_and_said(tmp_path: Pat
     command = [sys.executable, "-c", MEMBER, node, "forks" if forks else "", str(go_on)]
     with file.open("w") as err:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=err, cwd=REPOSITORY, pass_fds=(go_on,))
-    (report,), ended = actor.exchange({}, [], _LONG_S, 0.0)
+    (report,), ended = exchanged(actor, _LONG_S)
     assert (report.member, ended) == (1, {})
     os.close(told)
     assert process.wait() == -signal.SIGABRT
@@ -84,9 +85,9 @@ def test_the_relay_of_a_host_tells_what_a_dead_member_did_and_said(tmp_path: Pat
     if forks:
         actor.died([1])
     found = PostMortem({"activity": "compute", "step": 7, "shard": 3, "beats": 1}, "GPU-7", "all is lost")
-    assert actor.exchange({}, [], _LONG_S, 0.0) == ([], {1: found})
+    assert exchanged(actor, _LONG_S) == ([], {1: found})
     actor.died([1, 2])
-    assert actor.exchange({}, [1], _LONG_S, 0.0)[1] == {1: PostMortem(), 2: PostMortem()}
+    assert exchanged(actor, _LONG_S, dropped=[1])[1] == {1: PostMortem(), 2: PostMortem()}
     actor._relay.close()
     process.communicate()
     os.close(go_on)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import pickle
 import select
 import selectors
 import socket
@@ -36,7 +37,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -52,10 +53,10 @@ WORD: Final = struct.Struct(
 )  # number of the next entry, number of a call, its bytes; none where there are no bytes
 _MAGIC: Final = b"orc3"
 _READ_BYTES: Final = 2**18
-# An answer of the actor has no more. Ray puts one of 100 KB into its object store, and may never tell the driver where it is;
-# then the call has no answer. Reports of modules and packages are larger.
-_ANSWER_BYTES: Final = 2**16
-_REPORT_BYTES: Final = 2**7  # of a report beside its body, at most
+# An answer of the actor comes in parts of so many bytes. Ray puts one of 100 KB into its object store, and may never tell the
+# driver where it is; then the call has no answer. Weights, reports of modules and words of the dead are larger.
+PART_BYTES: Final = 2**16
+MOST_PARTS: Final = 64  # of one call: with 10 MB Ray does the same
 
 
 class Report(NamedTuple):
@@ -66,9 +67,9 @@ class Report(NamedTuple):
     urgent: bool  # whether it is wanted at once
     body: bytes  # entries and heartbeat, pickled by the member
     next_call: int = 0  # number of the next call: the member has those before it
-    more: bool = False  # whether its body goes on in the next one
 
 
+Answer = tuple[list[Report], dict[int, PostMortem]]  # of the actor, pickled: reports, and members that are gone
 Call = tuple[int, int, bytes]  # the member, the number of the call, and what `calls.packed` made of it
 
 
@@ -335,13 +336,6 @@ class HostRelay:
             self._ended.append(caller.member)
 
 
-def _parts(report: Report) -> Iterator[Report]:
-    """The report in parts that have room in an answer."""
-    body = report.body
-    for at in range(0, len(body) or 1, _ANSWER_BYTES):
-        yield report._replace(body=body[at : at + _ANSWER_BYTES], more=at + _ANSWER_BYTES < len(body))
-
-
 class RelayActor:
     """The relay of another node than the driver's, as an actor of Ray: `hand`, `renew` and `died` are carried out beside
     `exchange`."""
@@ -350,8 +344,7 @@ class RelayActor:
         self._relay = HostRelay(secret, node)
         self._handed = deque[Call]()
         self._dead = deque[int]()
-        self._left = deque[Report]()  # for which the last answer had no room
-        self._ended: list[int] = []  # members whose end is told behind these
+        self._left = memoryview(b"")  # of an answer
 
     def hand(self, calls: list[Call]) -> None:
         """Take calls for members of this node."""
@@ -370,29 +363,32 @@ class RelayActor:
 
     def exchange(
         self, kept: Mapping[int, int], dropped: list[int], wait_s: float, gather_s: float
-    ) -> tuple[list[Report], dict[int, PostMortem]]:
-        """Tell members what the driver has of them, and wait for reports. Returns those, and the members that are gone. kept:
-        by member, the number of the next entry; dropped: members of which nothing more is wanted. A long report comes in
-        parts, by several calls."""
+    ) -> tuple[bytes, int]:
+        """Tell members what the driver has of them, and wait for reports. Returns the first part of the answer, and how many
+        bytes are left for `rest`. kept: by member, the number of the next entry; dropped: members of which nothing more is
+        wanted."""
         for member, number in kept.items():
             self._relay.acknowledge(member, number)
         for member in dropped:
             self._relay.drop(member)
         self._hand_on()
-        if not self._left:
-            self._relay.wait_watchful(wait_s, gather_s)
-            self._hand_on()
+        self._relay.wait_watchful(wait_s, gather_s)
+        self._hand_on()
         dead = [self._dead.popleft() for _ in range(len(self._dead))]
         reports, ended = self._relay.take()
-        self._left += (part for report in reports for part in _parts(report))
-        self._ended += (*ended, *dead)
-        answer, room = [], _ANSWER_BYTES + _REPORT_BYTES
-        while self._left and (room := room - _REPORT_BYTES - len(self._left[0].body)) >= 0:
-            answer.append(self._left.popleft())
-        if self._left:
-            return answer, {}
-        ended, self._ended = self._ended, []
-        return answer, {member: self._relay.post_mortem(member) for member in ended}
+        there: Answer = reports, {member: self._relay.post_mortem(member) for member in (*ended, *dead)}
+        self._left = memoryview(pickle.dumps(there, pickle.HIGHEST_PROTOCOL))
+        return self._part(), len(self._left)
+
+    def rest(self, parts: int) -> Any:
+        """So many parts more of the last answer; of several each is a value of its own to Ray."""
+        self._hand_on()
+        found = tuple(self._part() for _ in range(parts))
+        return found if parts > 1 else found[0]
+
+    def _part(self) -> bytes:
+        part, self._left = bytes(self._left[:PART_BYTES]), self._left[PART_BYTES:]
+        return part
 
     def _hand_on(self) -> None:
         for _ in range(len(self._handed)):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.cluster.actors.calls import Unconfirmed
-from orchestrator.cluster.actors.host_relay import Call, HostRelay, Report, actor_kind
+from orchestrator.cluster.actors.host_relay import MOST_PARTS, PART_BYTES, Answer, Call, HostRelay, Report, actor_kind
 from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.ray_calls import unless_gone
 
@@ -40,16 +41,8 @@ class _Other:
     ended: dict[int, PostMortem] = field(default_factory=dict)  # members whose connections have ended, or that are dead
     calls: dict[int, Unconfirmed] = field(default_factory=dict)  # by member
     unsent: list[Call] = field(default_factory=list)  # calls that its relay does not have yet
-    parts: dict[int, bytes] = field(default_factory=dict)  # by member, the beginning of a report that goes on
-
-    def joined(self, there: list[Report]) -> Iterator[Report]:
-        """The reports that are whole by now."""
-        for report in there:
-            body = self.parts.pop(report.member, b"") + report.body
-            if report.more:
-                self.parts[report.member] = body
-            else:
-                yield report._replace(body=body)
+    parts: list[bytes] = field(default_factory=list)  # of an answer that goes on
+    left: int = 0  # bytes of it that are still there
 
 
 class HostRelays:
@@ -62,7 +55,8 @@ class HostRelays:
         self._own = HostRelay(secret, here)
         self._others: dict[str, _Other] = {}
         self._by_member: dict[int, _Other] = {}
-        self._answered: deque[tuple[_Other, Any]] = deque()
+        # from whom something came, Ray's references to it, and the future of the last of these
+        self._answered: deque[tuple[_Other, Sequence[Any], Any]] = deque()
         self.eager: int | None = None  # the member whose entries are wanted at once
 
     def reach(self, member: int, node: str, runtime_env: Mapping[str, Any]) -> None:
@@ -94,20 +88,23 @@ class HostRelays:
         """All that has come until now, in the order of each member."""
         reports, _ = self._own.take()
         for _ in range(len(self._answered)):
-            other, future = self._answered.popleft()
+            other, references, future = self._answered.popleft()
             other.asked = False
             try:
-                there, ended = future.result()
+                answer = self._joined(other, references, future.result())
             except RayError:  # its process has ended, or could not begin
                 other.actor, other.retry = None, time.monotonic() + _RETRY_S
                 other.ended.clear()
-                other.parts.clear()
+                other.parts, other.left = [], 0
                 continue
-            for report in other.joined(there):
+            if answer is None:
+                continue
+            there, ended = answer
+            for report in there:
                 other.ended.pop(report.member, None)
                 if report.member in other.calls:
                     other.calls[report.member].confirm(report.next_call)
-                reports.append(report)
+            reports += there
             other.ended.update(ended)
         return reports
 
@@ -154,7 +151,6 @@ class HostRelays:
         other.ended.pop(member, None)
         other.kept.pop(member, None)
         other.calls.pop(member, None)
-        other.parts.pop(member, None)
         other.unsent = [call for call in other.unsent if call[0] != member]
         other.dropped.append(member)
 
@@ -181,12 +177,34 @@ class HostRelays:
             other.dead = []
         if other.asked:
             return
-        gather_s = _GATHER_S if self.eager in other.members else _GATHER_THERE_S
-        reference = other.actor.exchange.remote(other.kept, other.dropped, _HELD_S, gather_s)
-        other.kept, other.dropped, other.asked = {}, [], True
-        reference.future().add_done_callback(partial(self._hear, other))
+        if other.left:
+            count = min(MOST_PARTS, -(-other.left // PART_BYTES))
+            given = other.actor.rest.options(num_returns=count).remote(count)
+            references = given if count > 1 else [given]
+        else:
+            gather_s = _GATHER_S if self.eager in other.members else _GATHER_THERE_S
+            references = [other.actor.exchange.remote(other.kept, other.dropped, _HELD_S, gather_s)]
+            other.kept, other.dropped = {}, []
+        other.asked = True
+        references[-1].future().add_done_callback(partial(self._hear, other, references))
 
-    def _hear(self, other: _Other, future: Any) -> None:
+    @staticmethod
+    def _joined(other: _Other, references: Sequence[Any], last: Any) -> Answer | None:
+        """The answer, once it is whole. last: the value of the last of these references, with which all are there."""
+        if not other.parts:
+            first, other.left = last
+            other.parts = [first]
+        else:
+            parts = [*ray.get(list(references[:-1])), last]
+            other.parts += parts
+            other.left -= sum(map(len, parts))
+        if other.left:
+            return None
+        answer: Answer = pickle.loads(b"".join(other.parts))  # of an actor of this run
+        other.parts = []
+        return answer
+
+    def _hear(self, other: _Other, references: Sequence[Any], future: Any) -> None:
         """In a thread of Ray."""
-        self._answered.append((other, future))
+        self._answered.append((other, references, future))
         self._own.wake()
