@@ -38,7 +38,7 @@ from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.progress import Progress
 from orchestrator.worker import device as worker_device
 from orchestrator.worker import device_memory
-from orchestrator.worker.admission import portability, proof
+from orchestrator.worker.admission import portability, proof, state_detection
 from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.between_steps.callbacks import Callbacks
 from orchestrator.worker.between_steps.late_digests import LateDigests
@@ -194,8 +194,12 @@ class Worker:
         if not self._is_staged:  # else the whole model goes with its replica
             self._held = lambda: device_memory.held_memory(replica, optimizer, self.regions)
             if isinstance(device.staging, staging.Resident):
-                tell, why_not = self._services.tell_slower, workload.why_not_recorded
-                workload.graphs = ShardGraphs(device.recorder, replica, device.staging, tell, why_not)
+                # The compiler would ask the step once, as it makes code, and not when that is called.
+                tell, why_not = self._services.tell_slower, workload.why_not_recorded(asks_step=not compiles)
+                look = partial(state_detection.look, workload.user_objects(), workload.model)
+                workload.graphs = ShardGraphs(
+                    *(device.recorder, replica, device.staging, tell, why_not), look if workload.takes_step else None
+                )
         updater = Updater(workload, replica, optimizer, plan.update)
         return WorkerContext(plan, workload, replica, updater, before, self._services, device)
 

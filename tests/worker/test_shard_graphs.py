@@ -51,6 +51,61 @@ class Counting(p.Mlp):
         return super().loss(model, batch) * (1.0 + 0.1 * step)
 
 
+class Turns(p.Mlp):
+    """Two losses that take turns, each of which trains layers of its own."""
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
+        turn = "0." if step % 2 else "3."
+        still = {name: each.detach() for name, each in model.named_parameters() if name.startswith(turn)}
+        outputs = torch.func.functional_call(model, still, (batch[0],))
+        loss = nn.functional.cross_entropy(outputs, batch[1])
+        return loss * (2 - step % 3), 1 + step % 2
+
+
+class Settling(p.Mlp):
+    """A part of the loss rises for some steps, and stays."""
+
+    rises = 4
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
+        decay = sum(each.square().sum() for each in model.parameters())
+        return super().loss(model, batch) + min(1.0, step / self.rises) * 0.01 * decay
+
+
+class Teaching(p.Mlp):
+    """In some steps alone the loss exchanges a tensor that it reads in all."""
+
+    every = 3
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
+        if step % self.every == 0:
+            self.teacher = [each.detach().clone() for each in model.parameters()]
+        apart = sum((each - known).square().sum() for each, known in zip(model.parameters(), self.teacher, strict=True))
+        return super().loss(model, batch) + 0.1 * apart
+
+
+class TeachingOnce(Teaching):
+    every = 100
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
+        if step == 5:
+            self.teacher = [each.detach().clone() for each in model.parameters()]
+        return super().loss(model, batch, step)
+
+
+class Noting(p.Mlp):
+    """The loss leaves the step to metrics."""
+
+    step = 0
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        self.step = step
+        return super().loss(model, batch) * (1 + step % 2)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Any]:  # noqa: ARG002
+        return {"step": self.step + 0.0}
+
+
 class Beyond(p.Mlp):
     """One of its samples is not there."""
 
@@ -320,6 +375,35 @@ def test_code_behind_a_repetition_finds_what_it_finds_behind_a_backward_pass(
     assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
 
 
+@pytest.mark.parametrize("pipeline", [Turns, Settling])
+def test_a_loss_that_takes_the_step_is_replayed_in_steps_that_give_the_same_answers(
+    retracer: Retracer, monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]
+) -> None:
+    monkeypatch.setattr(shard_graphs, "_PAUSE", 4)
+    settings: dict[str, Any] = {"steps": 14, "shards": 4}
+    recorded = train(pipeline, **settings)
+    assert retracer.recorded >= 1
+    assert retracer.replays > 3 * retracer.recorded
+    assert retracer.steps
+    three = trained(pipeline, Layout(3), **settings)
+    monkeypatch.undo()
+    eager = train(pipeline, **settings)
+    for each in (recorded, three):
+        assert (each.trace, each.digest) == (eager.trace, eager.digest)
+
+
+@pytest.mark.usefixtures("retracer")
+@pytest.mark.parametrize("pipeline", [Teaching, TeachingOnce, Noting])
+def test_objects_that_a_loss_changes_in_some_steps_alone_are_read_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]
+) -> None:
+    settings: dict[str, Any] = {"steps": 9, "shards": 3, "evaluate_every": Every(steps=4)}
+    recorded = train(pipeline, **settings)
+    monkeypatch.undo()
+    eager = train(pipeline, **settings)
+    assert (recorded.trace, recorded.digest, recorded.metrics) == (eager.trace, eager.digest, eager.metrics)
+
+
 HOLDING: list[dict[str, Any]] = [
     {"contribution": DELAYED},
     {"local": {"steps": 3, "optimizer": {"name": f"{__name__}:Holding", "lr": 0.05}}},
@@ -351,7 +435,7 @@ def test_so_are_updates_of_replicas_that_run_free(retracer: Retracer, monkeypatc
     ("pipeline", "told"),
     [
         (Branching, "test_shard_graphs.py:"),
-        (Counting, "loss() takes the step"),
+        (Counting, "as long as loss() computes with the number of the step ("),
         (Rolling, "random numbers in host memory"),
         (Peeking, "gives other bits"),
         (Seeded, "gives other bits"),
@@ -370,8 +454,8 @@ def test_what_cannot_be_recorded_is_computed_eagerly_and_told_once(
     plain = shard_graphs.ShardGraphs.__init__
 
     def noted(graphs: Any, *given: Any) -> None:
-        recorder, replica, staging, _, why_not = given
-        plain(graphs, recorder, replica, staging, lines.append, why_not)
+        recorder, replica, staging, _, *more = given
+        plain(graphs, recorder, replica, staging, lines.append, *more)
 
     monkeypatch.setattr(shard_graphs.ShardGraphs, "__init__", noted)
     settings: dict[str, Any] = {

@@ -52,7 +52,8 @@ Unread = tuple[float | torch.Tensor, float | torch.Tensor]  # mean loss and weig
 
 class PipelineAdapter:
     """One pipeline in a run. samples: of its training set; batches: of these, read; optimizer_calls: into what changes the
-    model's parameters. Built under the run's seed; raises PipelineRaised, ConfigurationError."""
+    model's parameters; takes_step: whether its loss is told the step. Built under the run's seed; raises PipelineRaised,
+    ConfigurationError."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class PipelineAdapter:
         attendance = Attendance(data, sites)
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
-            self._takes_step = takes_step(self.pipeline)
+            self.takes_step = takes_step(self.pipeline)
         cache.use(*data.cache)
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"), filled():
             train, self._validation = self._datasets()
@@ -120,10 +121,10 @@ class PipelineAdapter:
         written = [(name, vars(module)) for name, module in modules if _is_written_here(module)]
         return held | {f"{name}.{key}": value for name, found in written for key, value in found.items()}
 
-    @property
-    def why_not_recorded(self) -> str:
-        """Why a micro-batch's passes depend on more than the batch; empty where they do not."""
-        if self._takes_step:
+    def why_not_recorded(self, *, asks_step: bool) -> str:
+        """Why a micro-batch's passes depend on more than the batch; empty where they do not. asks_step: whether recordings know
+        which steps they serve. Not those of an adapter's pipeline, which notes the step for whatever the user's code calls."""
+        if self.takes_step and (not asks_step or isinstance(self.pipeline, Adapted)):
             return "loss() takes the step"
         kept = next((name for name, each in self._attributes() if isinstance(each, torch.optim.Optimizer)), None)
         return "" if kept is None else f"{kept} is the optimizer, whose learning rates may change in each step"
@@ -211,9 +212,9 @@ class PipelineAdapter:
     ) -> Unread | None:
         step, rows, where, seed = micro_batch.key.step, micro_batch.rows, micro_batch.where, micro_batch.seed
 
-        def loss_of(batch: Any) -> Any:
+        def loss_of(batch: Any, told: Any = step) -> Any:
             with self._autocast():
-                return self._loss(batch, step, self.model)
+                return self._loss(batch, told, self.model)
 
         def eager(batch: Any) -> Judged | None:
             returned = loss_of(batch)
@@ -237,8 +238,8 @@ class PipelineAdapter:
             # Someone looks at it after later micro-batches, whose loss the user's code may write into the same memory.
             return loss.detach() if graphs is None else loss.detach().clone(), weight
 
-        def unread(batch: Any) -> Judged:
-            loss, weight = loss_and_weight(loss_of(batch), rows, where)
+        def unread(batch: Any, told: Any) -> Judged:
+            loss, weight = loss_and_weight(loss_of(batch, told), rows, where)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach(), weight.detach() if isinstance(weight, torch.Tensor) else weight
 
@@ -347,7 +348,7 @@ class PipelineAdapter:
 
     def _loss(self, batch: Any, updates: int, model: torch.nn.Module) -> Any:
         """updates: how many the model has had."""
-        return self.pipeline.loss(model, batch, **({"step": updates} if self._takes_step else {}))
+        return self.pipeline.loss(model, batch, **({"step": updates} if self.takes_step else {}))
 
     def _read_validation(self, indices: Sequence[int], step: int, batch: int, where: str) -> Any:
         with naming(f"reading samples ({where})"):

@@ -6,8 +6,11 @@
     later ones                      They are replayed, in one call where a model takes thousands.
 
 A pass that cannot be recorded is computed eagerly, with the same bits, and told once. Reasons are control flow that depends
-on data, another shape in each batch, random numbers of the processor, and a loss that depends on the step. On a card the
-recording is a CUDA graph.
+on data, another shape in each batch, and random numbers of the processor. On a card the recording is a CUDA graph.
+
+A loss that takes the step has a recording for each way that it takes, which serves the steps that give the same answers
+(`asked_step.py`). Code that runs in some steps alone may change what the others read. So wherever it has changed an object of
+the user's, all recordings are compared anew. While a loss computes with a number that no later step has, passes are eager.
 
 The gradients of a recording lie in the same place each time: they are added up before the next micro-batch. They are the same
 tensors, too, so whoever takes them from `gradients` need not look at each of them again.
@@ -18,7 +21,7 @@ from __future__ import annotations
 import gc
 import random
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,12 +36,14 @@ from orchestrator.numerics import cuda
 from orchestrator.numerics.batches import taken_apart
 from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.staging import Arriving, Staging
+from orchestrator.worker.model.asked_step import Answers, AskedNumber
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.held_memory import HoldMemory, Watched, hold_memory
 from orchestrator.worker.model.replica import Replica
 
-_MOST: Final = 4  # shapes; each recording keeps gradients of its own
+_MOST: Final = 4  # each recording keeps gradients of its own
 _COMPARED: Final = 2  # steps
+_PAUSE: Final = 16  # steps until a loss is tried again that computes with the step; twice as many each time
 _WARM_UPS: Final = 3  # what libraries choose or allocate in their first calls is no part of a recording
 
 WITHOUT: Final = "micro-batches are computed without graphs, which is slower"
@@ -206,7 +211,8 @@ class Work(NamedTuple):
     """The passes of a micro-batch. Both find the batch on the device, and leave gradients at the parameters."""
 
     eager: Callable[[Any], Judged | None]  # returns None where the micro-batch weighs nothing
-    unread: Callable[[Any], Judged]  # the same without looking at any value
+    # the same without looking at any value; the second argument is the step that loss() is told
+    unread: Callable[[Any, Any], Judged]
     seeded: Callable[[], AbstractContextManager[None]]  # sets the generators for this micro-batch
     # sets those from which a replay draws, which runs no code
     seeded_for_replay: Callable[[], AbstractContextManager[None]]
@@ -223,34 +229,41 @@ class ShardGraphs:
         staging: Staging,  # to the device
         tell: Callable[[str], None],  # takes a line on what is computed eagerly
         why_not: str = "",  # why these passes cannot be recorded, where that is known; empty: it is tried
+        # what the user's objects hold, by place, where loss() takes the step; None where it does not
+        look: Callable[[], Mapping[str, object]] | None = None,
     ) -> None:
         self._recorder = recorder
         self._replica = replica
         self._staging = staging
         self._tell = tell
-        self._recorded: dict[Any, _Recorded] = {}
+        self._look = look
+        self._recorded: list[_Recorded] = []
         self._goes = recorder is not None
+        self.changes = 0  # how often code was found to have changed what passes may read
+        self._looked_in = -1  # step
+        self._pause, self._pause_until = _PAUSE, 0  # steps
         if why_not:
             self._give_up(why_not)
         # The gradients of the last micro-batch if it was replayed; then it has changed only what the recording changes.
         self.gradients: Sequence[torch.Tensor | None] | None = None
         self._places: Iterator[Any] | None = None
+        self._answers = Answers()  # of the micro-batches in those places
         self._arrive_early = self._left_out = False
 
     @property
     def batch_bytes(self) -> int | None:
         """The bytes of the largest micro-batch that is replayed. None if there is none, if all are computed eagerly, or if
         copies begin before the turn of a micro-batch."""
-        known = [recorded.place.size_bytes for recorded in self._recorded.values() if recorded.serves]
+        known = [recorded.place.size_bytes for recorded in self._recorded if recorded.serves]
         return max(known, default=None) if self._goes and not self._arrive_early else None
 
     @contextmanager
-    def passing_through(self, batches: Sequence[Any]) -> Iterator[None]:
+    def passing_through(self, batches: Sequence[Any]) -> Iterator[Answers]:
         """Within the block micro-batches are computed where they lie, in the place of what `compute` is given. This enqueues
-        what a recording would do, for one of several micro-batches."""
-        self._places = iter(batches)
+        what a recording would do, for one of several micro-batches. Gives what all of them asked of the step."""
+        self._places, self._answers = iter(batches), Answers()
         try:
-            yield
+            yield self._answers
         finally:
             self._places = self.gradients = None
 
@@ -261,6 +274,7 @@ class ShardGraphs:
         if self._places is not None:
             passes = _Passes(self._replica)
             passes.run(work, next(self._places))
+            self._answers.take(passes.answers)
             return self._replayed(passes, passes.numbers)
         batch = arriving.host
         self._arrive_early = self._arrive_early or arriving.is_under_way
@@ -271,27 +285,32 @@ class ShardGraphs:
             with work.seeded():
                 return work.eager(arriving.there())
         tensors, shape = apart
-        recorded = self._recorded.get(shape)
+        recorded = next((each for each in self._recorded if each.fits(shape, work.step)), None)
         if recorded is not None and recorded.serves:
             recorded.place.load(arriving, tensors)
             with work.seeded_for_replay():
                 recorded.replay()
             return self._replayed(recorded.passes, recorded.passes.numbers.clone())
         there = recorded.place.load(arriving, tensors) if recorded is not None else arriving.there()
-        start = self._replica.buffers()
+        start, seen = self._replica.buffers(), self._seen(recorded, work.step)
         with work.seeded():
             before = _host_generators()
             judged = work.eager(there)
             draws = before != _host_generators()
+        if seen is not None and self._look is not None:
+            self._doubt(seen, self._look(), again=recorded is not None or work.step < self._pause_until)
         if judged is None:
             return None
         self._replica.gradients()  # bits of a sparse one cannot be compared
         if draws:
             self._give_up("loss() draws random numbers in host memory")
-        elif recorded is None and len(self._recorded) < _MOST:
-            recorded = self._record(tensors, shape, batch, work)
-        elif recorded is None:
-            self._leave_out(shape)
+        elif recorded is None and self._goes and work.step >= self._pause_until:
+            passed = [each for each in self._recorded if not each.passes.answers.recur(work.step)]
+            if len(self._recorded) - len(passed) < _MOST:
+                recorded = self._record(tensors, shape, batch, work)
+                self._make_room(passed)
+            else:
+                self._leave_out(shape)
         if recorded is not None and self._goes:
             recorded.place.copy(tensors)  # which code of the user's may have written into
             self._compare(recorded, work, judged, start)
@@ -299,17 +318,53 @@ class ShardGraphs:
 
     def _leave_out(self, shape: Any) -> None:
         """Called for a micro-batch without a recording when the limit of recordings is reached."""
-        serving = any(recorded.serves for recorded in self._recorded.values())
-        if not serving and all(tensors_in(shape) == tensors_in(other) for other in self._recorded):
+        serving = any(recorded.serves for recorded in self._recorded)
+        shapes = [recorded.shape for recorded in self._recorded]
+        if not serving and shape not in shapes and all(tensors_in(shape) == tensors_in(other) for other in shapes):
             self._give_up(
                 "batches hold texts or numbers beside their tensors, which are others in each; leave them out"
             )
         elif not self._left_out and self._goes:
             self._left_out = True
             self._tell(
-                f"micro-batches of other shapes than the first {_MOST} are computed without graphs, which is slower; pad rows "
-                "to a few lengths, such as multiples of 64"
+                f"loss() goes more ways than the {_MOST} that are recorded; in steps of others {WITHOUT}"
+                if shape in shapes
+                else f"micro-batches of other shapes than the first {_MOST} are computed without graphs, which is slower; pad "
+                "rows to a few lengths, such as multiples of 64"
             )
+
+    def _make_room(self, passed: Sequence[_Recorded]) -> None:
+        """Behind a recording: let go of these, as far as there are too many. One stays at any time, with the memory of all."""
+        for each in passed[: max(0, len(self._recorded) - _MOST)]:
+            self._recorded.remove(each)
+
+    def _seen(self, recorded: _Recorded | None, step: int) -> Mapping[str, object] | None:
+        """The contents of the user's objects before an eager pass, once in a step; None where no recording depends on them.
+        recorded: that with which the pass is compared."""
+        passes_by = recorded is None and not self._recorded and step < self._pause_until
+        if self._look is None or not self._goes or passes_by or self._looked_in == step:
+            return None
+        self._looked_in = step
+        return self._look()
+
+    def _doubt(self, before: Mapping[str, object], after: Mapping[str, object], *, again: bool) -> None:
+        """Compare all recordings anew if code has changed an object in a pass; give them up if this happens again and again.
+        before, after: what the user's objects held."""
+        place = next((place for place in (*before, *after) if before.get(place) != after.get(place)), None)
+        if place is None:
+            return
+        self.changes += 1
+        for each in self._recorded:
+            each.steps.clear()
+        if again:
+            self._give_up(f"loss() takes the step, and changes {place}")
+
+    def _put_off(self, step: int, place: str) -> None:
+        """Record nothing for some steps: it would serve no other one."""
+        if self._pause == _PAUSE:
+            where = f" ({place})" if place else ""
+            self._tell(f"as long as loss() computes with the number of the step{where}, {WITHOUT}")
+        self._pause_until, self._pause = step + self._pause, 2 * self._pause
 
     def _replayed(self, passes: _Passes, numbers: torch.Tensor) -> Judged:
         self.gradients = passes.gradients
@@ -320,18 +375,26 @@ class ShardGraphs:
         assert self._recorder is not None
         kept, versions = self._kept(), self._replica.fixed_versions()
         try:
-            recorded = _Recorded(BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
+            recorded = _Recorded(shape, BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
             read = hold_memory()
 
             def run() -> None:
                 nonlocal read
                 with hold_memory() as read:
                     recorded.passes.run(work, recorded.place.batch)
+                if not recorded.passes.answers.recur(work.step):
+                    raise _ServesNoOther
 
             with work.seeded():
                 (recorded.replay,) = self._recorder.record(run, before=lambda: recorded.place.copy(tensors))
+        except _ServesNoOther:
+            self._put_off(work.step, recorded.passes.answers.passing(work.step))
+            return None
         except Exception as error:  # of the user's code, too, which sees no values while it is recorded
-            self._give_up(reason(error))
+            if AskedNumber.__name__ in str(error):  # what takes numbers alone was given the step
+                self._put_off(work.step, _users_line(error).removesuffix(": "))
+            else:
+                self._give_up(reason(error))
             return None
         finally:
             self._put_back(kept)
@@ -343,13 +406,13 @@ class ShardGraphs:
                 return None
         model = self._replica.model
         recorded.watched = read.watched([*model.parameters(), *model.buffers(), recorded.place.batch])
-        self._recorded[shape] = recorded
+        self._recorded.append(recorded)
         return recorded
 
     def check_kept(self) -> None:
         """Before a replay: give all recordings up if one reads a tensor that code has written since, as a mask that it fills
         anew for another length."""
-        if why := next((why for each in self._recorded.values() if (why := each.watched.written())), ""):
+        if why := next((why for each in self._recorded if (why := each.watched.written())), ""):
             self._give_up(why)
 
     def _compare(self, recorded: _Recorded, work: Work, judged: Judged, start: Sequence[torch.Tensor]) -> None:
@@ -405,6 +468,10 @@ class ShardGraphs:
         self._recorded.clear()
 
 
+class _ServesNoOther(Exception):
+    """A recording would serve no step but this one."""
+
+
 class _Passes:
     """Records the passes of one micro-batch."""
 
@@ -412,13 +479,15 @@ class _Passes:
         self._replica = replica
         self.gradients: list[torch.Tensor | None] = []
         self.judged: Judged
+        self.answers = Answers()  # to what loss() asks of the step
         self.numbers: torch.Tensor  # the loss, and the weight if the device computes it, as float64
 
     def run(self, work: Work, batch: Any) -> None:
-        self.gradients = []  # of a warm-up
+        self.gradients, self.answers = [], Answers()  # of a warm-up
         for parameter in self._replica.parameters:
             parameter.grad = None
-        loss, weight = self.judged = work.unread(batch)
+        loss, weight = work.unread(batch, AskedNumber(self.answers, work.step))
+        self.judged = loss, weight = loss, weight.number() if isinstance(weight, AskedNumber) else weight
         on_device = isinstance(weight, torch.Tensor) and weight.numel() == 1 and weight.device == loss.device
         numbers = [loss, weight.reshape(())] if on_device and not weight.is_complex() else [loss]
         self.numbers = torch.stack([number.double() for number in numbers])
@@ -427,18 +496,22 @@ class _Passes:
 
 @dataclass
 class _Recorded:
-    """One recording. place: from which it reads; watched: what it reads beside that and the model; steps: in which it was
-    compared."""
+    """One recording."""
 
-    place: BatchPlace
-    passes: _Passes
-    replay: Callable[[], None] = lambda: None
-    watched: Watched = field(default_factory=Watched)
-    steps: set[int] = field(default_factory=set)
+    shape: Any  # of the micro-batches that it serves
+    place: BatchPlace  # from which it reads
+    passes: _Passes  # that were recorded
+    replay: Callable[[], None] = lambda: None  # does them again
+    watched: Watched = field(default_factory=Watched)  # what it reads beside its place and the model
+    steps: set[int] = field(default_factory=set)  # in which it was compared
 
     @property
     def serves(self) -> bool:
         return len(self.steps) >= _COMPARED
+
+    def fits(self, shape: Any, step: int) -> bool:
+        """Whether a micro-batch of this shape is computed so in this step."""
+        return bool(shape == self.shape) and self.passes.answers.hold(step)
 
 
 def tensors_in(shape: Any) -> list[Any]:

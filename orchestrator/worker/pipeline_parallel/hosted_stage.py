@@ -145,7 +145,7 @@ class HostedStage:
     def _graphs(self, device: Device, workload: PipelineAdapter, replica: Replica) -> StageGraphs | None:
         if device.recorder is None or device.kernels is None:
             return None
-        why_not = workload.why_not_recorded
+        why_not = workload.why_not_recorded(asks_step=False)
         if self._plan.recompute:
             why_not = "with run.recompute forward passes are computed twice"
         elif "training" in self._cuts.apart:

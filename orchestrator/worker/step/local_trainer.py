@@ -125,7 +125,7 @@ class LocalTrainer:
         graphs = self.step_graphs if not attempt and self._answers is None else None
         read = None if graphs is None else graphs.read(step, own)
         turns, begun = self._turns(step, attempt), tuple[int, ...]()
-        if graphs is not None and read is not None and graphs.knows(read) and not self._is_first:
+        if graphs is not None and read is not None and graphs.knows(step, read) and not self._is_first:
             begun = tuple(islice(turns, len(own)))
             if begun == own:
                 self._add_as_one(graphs, step, own, read, grid, tally)

@@ -24,6 +24,7 @@ from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.device.kernels import Accumulator, AddedShards
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving
+from orchestrator.worker.model.asked_step import Answers
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
@@ -46,10 +47,12 @@ class Read(NamedTuple):
 
 
 class _Recorded:
-    """One recording. compared: in how many steps; the rest: where it reads and what it leaves."""
+    """One recording. shape: of a step's micro-batches; answers: to what they ask of the step; compared: in how many steps; the
+    rest: where it reads and what it leaves."""
 
-    def __init__(self, place: BatchPlace, tally: Tally) -> None:
-        self.place, self.tally = place, tally
+    def __init__(self, shape: Any, place: BatchPlace, tally: Tally) -> None:
+        self.shape, self.place, self.tally = shape, place, tally
+        self.answers: Answers
         self.replay: Callable[[Sequence[int]], None]
         self.taken: AddedShards
         self.kept: Any  # of the kernels
@@ -71,7 +74,8 @@ class StepGraphs:
         self._workload, self._replica = workload, replica
         self._accumulator, self._total = accumulator, total
         self._recorder, self._tell = recorder, tell
-        self._recorded: dict[Any, _Recorded] = {}
+        self._recorded: list[_Recorded] = []
+        self._changes = 0  # as of `ShardGraphs.changes`, since which recordings were compared
         self._goes = total.numel() <= MOST_ELEMENTS
 
     def read(self, step: int, shards: Sequence[int]) -> Read | None:
@@ -80,6 +84,10 @@ class StepGraphs:
         if not self._goes or graphs is None or len(shards) < 2:
             return None
         graphs.check_kept()
+        if graphs.changes != self._changes:
+            self._changes = graphs.changes
+            for recorded in self._recorded:
+                recorded.compared = 0
         batch_bytes = graphs.batch_bytes
         if batch_bytes is None or batch_bytes * len(shards) > TOGETHER_BYTES:
             return None
@@ -87,14 +95,18 @@ class StepGraphs:
         apart = None if batches is None else taken_apart([each.host for each in batches])
         return None if batches is None or apart is None else Read(batches, *apart)
 
-    def knows(self, read: Read) -> bool:
+    def knows(self, step: int, read: Read) -> bool:
         """Whether this step can be replayed."""
-        recorded = self._recorded.get(read.shape)
+        recorded = self._fitting(step, read)
         return recorded is not None and recorded.compared == _COMPARED
+
+    def _fitting(self, step: int, read: Read) -> _Recorded | None:
+        return next((each for each in self._recorded if each.shape == read.shape and each.answers.hold(step)), None)
 
     def again(self, step: int, shards: Sequence[int], read: Read, grid: Grid, tally: Tally) -> None:
         """Compute these shards and add them up, where the step is known. Nothing was added before."""
-        recorded = self._recorded[read.shape]
+        recorded = self._fitting(step, read)
+        assert recorded is not None
         self._accumulator.use(grid)
         self._do(recorded, step, shards, read)
         tally.take(shards, recorded.tally)
@@ -103,8 +115,8 @@ class StepGraphs:
         self, step: int, shards: Sequence[int], read: Read, tally: Tally, add: Callable[[int, Tally], None]
     ) -> None:
         """Record a step, or compare its recording. The shards were just added one by one, by `add`, and left `tally`."""
-        recorded = self._recorded.get(read.shape)
-        if not self._goes or self.knows(read) or (recorded is None and len(self._recorded) == _MOST):
+        recorded = self._fitting(step, read)
+        if not self._goes or self.knows(step, read) or (recorded is None and not self._can_record()):
             return
         buffers, taken = self._replica.buffers(), self._accumulator.taken
         try:
@@ -114,7 +126,8 @@ class StepGraphs:
             return
         try:
             if recorded is None:
-                recorded = self._recorded[read.shape] = self._record(step, shards, read, tally, add)
+                recorded = self._record(step, shards, read, tally, add)
+                self._recorded.append(recorded)
             self._do(recorded, step, shards, read)
             same = tally.same_bits(recorded.tally) and _same_weights(taken, recorded.taken)
             same = same and same_bits(torch.stack(recorded.taken.largest), largest)
@@ -133,20 +146,25 @@ class StepGraphs:
                 row.copy_(found)
             self._accumulator.take(taken)
 
+    def _can_record(self) -> bool:
+        """Whether there is room, and the last micro-batch has a recording of its own."""
+        graphs = self._workload.graphs
+        return len(self._recorded) < _MOST and graphs is not None and graphs.replayed
+
     def _record(
         self, step: int, shards: Sequence[int], read: Read, tally: Tally, add: Callable[[int, Tally], None]
     ) -> _Recorded:
         graphs = self._workload.graphs
         assert graphs is not None
         place = BatchPlace(read.tensors, [each.host for each in read.batches], self._replica.staging)
-        recorded = _Recorded(place, tally.empty())
+        recorded = _Recorded(read.shape, place, tally.empty())
         self._accumulator.clear()
         self._workload.batches.compute_read(step, shards, read.batches)
         works = [partial(add, shard, recorded.tally) for shard in shards]
         with (
             streams.held(),
             self._accumulator.recording(len(shards)) as kept,
-            graphs.passing_through(place.batch),
+            graphs.passing_through(place.batch) as recorded.answers,
         ):
             recorded.replay = self._recorder.in_turn(works)
         recorded.taken, recorded.kept = self._accumulator.taken, kept
