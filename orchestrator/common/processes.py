@@ -7,6 +7,7 @@
     wait_for_end(pid)        until it is gone
     open_pidfd(connection)   a descriptor of the process on the other side; has_ended(pidfd)
     peer_credentials(connection)
+    handle(number, handler)  of a signal, here and not in processes that are forked
 
 It does not ask for a process of another machine, which Ray, a lock or a lease tells of. Programs that start without this
 package (`sessions/agent.py`, `supervision/supervisor.py`, `forkserver/client.py`) ask the kernel by themselves. Source:
@@ -16,13 +17,18 @@ proc_pid_stat(5), pidfd_open(2), SO_PEERCRED in unix(7). Linux only.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from orchestrator.common.descriptors import readable
 
+Handler = Callable[[int, FrameType | None], object]
+
+_handled: list[tuple[int, Handler]] = []  # by this process
 _CREDENTIALS = struct.Struct("3i")
 _STATE, _STARTED = 0, 19  # of the fields after the name
 
@@ -99,3 +105,19 @@ def _stat(pid: int) -> list[str]:
 
 def disregarded(_number: int, _frame: FrameType | None) -> None:
     """The handler of signals that a process does not heed. While it is set, no signal raises KeyboardInterrupt."""
+
+
+def handle(number: int, handler: Handler) -> None:
+    """Have this process, and none that is forked from it, handle a signal so: `multiprocessing.Pool` ends its processes by
+    SIGTERM, and waits for them."""
+    if not _handled:
+        os.register_at_fork(after_in_child=_forked)
+    signal.signal(number, handler)
+    if (number, handler) not in _handled:
+        _handled.append((number, handler))
+
+
+def _forked() -> None:
+    for number in {number for number, _ in _handled}:
+        if (number, signal.getsignal(number)) in _handled:  # and the user's code has set no other
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

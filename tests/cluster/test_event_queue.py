@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,3 +64,18 @@ def test_it_is_a_stream_as_pythons_own() -> None:
     del stream
     print("of another", file=other, flush=True)
     assert [entry["printed"] for entry in queue.unacknowledged()] == ["ä", "\\udc80", "€\ufffd", "of another"]
+
+
+def test_who_is_forked_waits_for_no_lock_to_print(tmp_path: Path) -> None:
+    queue = EventQueue()
+    with (tmp_path / "behind").open("w") as behind:
+        stream = Printed(queue, behind)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(queue._changed.acquire).result()  # as a thread may have done in the moment of the fork
+            if not (child := os.fork()):
+                print("forked", file=stream)
+                os._exit(0)
+            other.submit(queue._changed.release).result()
+        assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "behind").read_text() == "forked\n"
+    assert queue.unacknowledged() == []

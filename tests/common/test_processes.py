@@ -71,3 +71,31 @@ def test_the_other_side_of_a_socket_is_known(child: subprocess.Popen[bytes]) -> 
         assert processes.peer_credentials(here) == (os.getpid(), os.geteuid())
         assert processes.open_pidfd(here) is None  # this process itself
     assert processes.started(child.pid) != processes.started(os.getppid())
+
+
+POOL = """
+import multiprocessing, os, signal, sys
+from orchestrator.common import processes
+
+processes.handle(signal.SIGTERM, processes.disregarded)
+processes.handle(signal.SIGINT, processes.disregarded)
+with multiprocessing.Pool(2) as pool:
+    print(pool.map(abs, [-1, 2]))
+processes.handle(signal.SIGINT, lambda *_: None)
+signal.signal(signal.SIGTERM, of_user := lambda *_: None)
+if not os.fork():
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is of_user
+    print("forked", flush=True)
+    os._exit(0)
+os.wait()
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGINT)
+print("lives")
+"""
+
+
+def test_who_is_forked_from_one_that_heeds_no_signal_heeds_them() -> None:
+    """`multiprocessing.Pool` in a pipeline ended its processes by SIGTERM, and waited for them for good."""
+    done = subprocess.run([sys.executable, "-c", POOL], stdout=subprocess.PIPE, timeout=60, check=True)
+    assert sorted(done.stdout.decode().split("\n")) == ["", "[1, 2]", "forked", "lives"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
@@ -88,8 +89,11 @@ class _Lines(io.BufferedIOBase):
         self._behind = behind
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._line = ""
+        self._process = os.getpid()
 
     def write(self, data: ReadableBuffer, /) -> int:
+        if os.getpid() != self._process:  # forked: nobody reads its queue, whose lock may be held there for ever
+            return os.write(self.fileno(), data)
         *lines, rest = (self._line + self._decoder.decode(bytes(data))).split("\n")
         self._line = _last(rest)
         if len(self._line) > _LONGEST:

@@ -31,7 +31,7 @@ from orchestrator.cluster.actors.host_turns import HostTurns
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.reporter import Reporter, beat_s, begin
 from orchestrator.common import card_faults, once, shadowing
-from orchestrator.common.processes import disregarded
+from orchestrator.common.processes import disregarded, handle
 from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
 
@@ -64,11 +64,11 @@ _URGENT = ("generation_running", "part_written", "part_failed")
 
 def disregard_signals() -> None:
     """A batch system signals all processes of a job that is to end, and a terminal those of a command. The driver has this
-    member stop and save then, which a handler of Ray or Python would prevent. Processes that this one starts get the usual
-    handlers."""
+    member stop and save then, which a handler of Ray or Python would prevent. Processes that this one starts or forks get the
+    usual handlers."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, disregarded)
+            handle(number, disregarded)
 
 
 def _hide_gpus() -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 from orchestrator.common import locks
+from orchestrator.common.processes import handle
 from orchestrator.driver.terminal import notebook
 
 WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -102,7 +103,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in WATCHED:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` means it
-            signal.signal(number, handler)
+            handle(number, handler)
 
 
 def _leave(number: int) -> None:
