@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -46,6 +47,7 @@ _AGENT_PORTS = {  # of each kind of agent, the ports that the raylet waits for
 # At which Ray's processes then listen, in place of all addresses; where metrics are shown, at these.
 _LOOPBACK = "127.0.0.1"
 _TRIES = 3  # of Ray's start
+_ANSWER_S = 10.0  # of this machine to itself
 _LOOK_S = 0.02
 
 
@@ -96,6 +98,7 @@ class LocalRay:
         prepare_environment(None)
         if self._metrics_port is not None and not metrics.is_free(self._metrics_port):
             raise _taken(self._metrics_port)
+        _require_loopback()
         began = time.monotonic()
         for tries in range(1, _TRIES + 1):
             try:
@@ -202,6 +205,22 @@ def _how(process: Any) -> str:
     """How it ended, behind a comma; empty where that is not known."""
     code = _status(process)
     return "" if code is None else f", {how(code)}"
+
+
+def _require_loopback() -> None:
+    """Ray's processes would wait for each other for minutes, deaf to signals. Raises ClusterUnavailable."""
+    try:
+        with (
+            socket.create_server((_LOOPBACK, 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=_ANSWER_S),
+        ):
+            pass
+    except OSError as error:
+        raise ClusterUnavailable(
+            f"processes of this machine cannot reach each other at {_LOOPBACK}: {error}",
+            "bring the loopback interface up (ip link set lo up), or let a firewall pass what goes over it",
+            code="ray.no-loopback",
+        ) from None
 
 
 def _refuse_strangers(known: Collection[str]) -> None:
