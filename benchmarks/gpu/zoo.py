@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrizations, rnn
 from torch.utils.checkpoint import checkpoint
@@ -226,6 +227,28 @@ class Draws(_Images):
         return loss
 
 
+class Turns(_Images):
+    """A generator and a discriminator, which take turns: passes differ from step to step, and graphs serve those of a turn."""
+
+    def model(self) -> nn.Module:
+        generator = nn.Sequential(nn.Linear(_WIDTH, 64), nn.ReLU(), nn.Linear(64, 3 * 16 * 16), nn.Sigmoid())
+        discriminator = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
+        return nn.ModuleDict({"generator": generator, "discriminator": discriminator})
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Tensor:
+        parts: Any = model
+        images, _ = batch
+        drawn = torch.randn(len(images), _WIDTH, device=images.device)
+        if step % 2 == 0:
+            with torch.no_grad():
+                made = parts["generator"](drawn)
+            real, false = parts["discriminator"](images), parts["discriminator"](made)
+            return functional.softplus(-real).mean() + functional.softplus(false).mean()
+        still = {name: each.detach() for name, each in parts["discriminator"].named_parameters()}
+        judged: Tensor = functional_call(parts["discriminator"], still, (parts["generator"](drawn),))
+        return functional.softplus(-judged).mean()
+
+
 class Looks(Convolutions):
     """A loss that looks at a value unless it is captured, as masks of transformers do, and draws random numbers behind that."""
 
@@ -269,6 +292,7 @@ ZOO = (
         Chosen,
         Separable,
         Draws,
+        Turns,
         Lstm,
         GruDropout,
         Packed,
