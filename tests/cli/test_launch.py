@@ -19,7 +19,8 @@ BESIDE = """
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import Mock
 
 from orchestrator.cluster.sessions.environment import prepare_environment
 from orchestrator.numerics import determinism
@@ -30,6 +31,8 @@ prepare_environment(None)
 
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.driver.launch.launch import launch
+from orchestrator.driver.run.job import Beside
+from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.config.settings import load
 
 SHORT = ["run.steps=25", "evaluation.every=10", "cluster.workers=2"]
@@ -37,7 +40,8 @@ LAYOUTS = (["digits"], [*SHORT, "topology=ring"]), (["digits"], [*SHORT, "topolo
 
 
 def run(shared, confs, overrides):
-    run_id, outcome = launch(load(confs, overrides), {}, lambda plan: nullcontext(shared))
+    beside = Beside(Path(".orchestrator").absolute(), Mock(), PendingSignal(), shared)
+    run_id, outcome = launch(load(confs, overrides), {}, beside=beside)
     return run_id, outcome.digest
 
 
