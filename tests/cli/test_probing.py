@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.experiments.tuning.probing import machine_s, processor_s
+from orchestrator.config.settings import ChaosSettings, Every, Workers
+from orchestrator.experiments.simulation.calibration import Layout
+from orchestrator.experiments.simulation.candidates import ALONE
+from orchestrator.experiments.tuning.probing import Prober, machine_s, processor_s
+from tests.worker.pipelines import Mlp
+from tests.worker.runs import settings_for
 
 
 def _process(proc: Path, pid: int, parent: int, seconds: float, name: str = "a process") -> None:
@@ -48,3 +55,12 @@ def test_the_machines_is_what_is_not_idle(tmp_path: Path) -> None:
     )
     assert machine_s(tmp_path) == 31.0
     assert 0 < processor_s(os.getpid()) <= machine_s()
+
+
+def test_a_piece_of_a_run_that_is_disturbed_is_not_and_may_have_one_worker() -> None:
+    plain = settings_for(Mlp)
+    cluster = replace(plain.cluster, workers=Workers.parse(2))
+    disturbed = replace(plain, cluster=cluster, chaos=ChaosSettings(every=Every(seconds=2)))
+    nobody: Any = None
+    piece = Prober(disturbed, nobody, nobody, Path(), cpus=2)._piece(Layout(ALONE, 1, 0))
+    assert (piece.chaos.every, piece.cluster.workers.start) == (None, 1)

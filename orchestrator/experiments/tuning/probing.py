@@ -1,7 +1,7 @@
 """Pieces of a run, each with another layout, to see what its steps take: what `tune` and `topology: auto` measure with.
 
 All pieces share one Ray and lie in a folder that is removed. A piece is the run itself, stopped as a user stops a run, without
-what takes time beside its steps: checkpoints, evaluations, a digest now and then.
+what takes time beside its steps: checkpoints, evaluations, a digest now and then. Nobody is disturbed on purpose.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orchestrator.common import temporary
 from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import (
+    ChaosSettings,
     CheckpointSettings,
     EvaluationSettings,
     Settings,
@@ -111,7 +112,9 @@ class Prober:
     def _piece(self, layout: Layout) -> Settings:
         """The run with this layout, without what takes time beside its steps."""
         chosen = {"topology": layout.topology, "cluster.workers": layout.workers, "data.loaders": layout.loaders}
-        settings = with_values(self.settings, chosen)
+        settings = with_values(
+            replace(self.settings, chaos=ChaosSettings()), chosen
+        )  # who is disturbed needs two workers
         return replace(
             settings,
             cluster=replace(settings.cluster, spares=0),
