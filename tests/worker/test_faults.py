@@ -127,6 +127,7 @@ PREPARING = [
     Fault(f.EvaluationChangesBuffer, PipelineRaised, ("'seen'", "changed")),
 ]
 COMPUTING = [
+    Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step 2", "came out differently", "whatever the step")),
     Fault(f.LeavesAParameterUnwritten, NonFinite, ("loss is nan", "the parameter 'bias' of the model holds NaN")),
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),
     Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3 (training samples ")),

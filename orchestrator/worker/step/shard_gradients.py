@@ -6,11 +6,15 @@ tensors of the layout, or None if a shard has nothing to contribute, and keeps i
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
+from orchestrator.adapters.adapted import Adapted
+from orchestrator.errors import Inconsistent
+from orchestrator.numerics.digests import update_in_place
 from orchestrator.optim import optimizers
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.pipeline import naming
@@ -69,6 +73,8 @@ class ShardGradients:
         with naming("init() of the contribution"):
             self.keeps_state = bool(before.init(replica.parameters) or more())
         self.states = states_of(workload.batches.streams, lambda: {**before.init(replica.parameters), **more()})
+        self._planned: tuple[int, Sequence[int]] = 0, ()
+        self._tried = 0  # the last step of which a micro-batch was computed twice
 
     def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Micro-batches of a step are equal in length."""
@@ -76,11 +82,13 @@ class ShardGradients:
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""
+        self._planned = step, shards
         self.states.discard()
         self.workload.batches.plan([step], shards)
 
     def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
-        """The contribution of a shard. Raises PipelineRaised, NonFinite."""
+        """The contribution of a shard. Raises PipelineRaised, NonFinite, Inconsistent."""
+        first = self._tried_before(step, shard) if self._is_tried(step, shard) else None
         self._replica.begin_shard()
         settle(self.workload.batches.streams, self.states, step, shard)
         # A shard that turns out to weigh nothing may have moved neither a state nor a buffer that is not joined by its weight.
@@ -94,6 +102,14 @@ class ShardGradients:
         # A recording writes the next gradients to the same place, so all is added up before.
         replayed = self.workload.replayed_gradients
         tensors = self._replica.contribution() if replayed is None else self._replica.replayed(replayed)
+        if first is not None and self._digest(computed, tensors) != first:
+            what = f"loss or a gradient of shard {shard}"
+            raise Inconsistent(
+                f"step {step}: the {what} came out differently when the same micro-batch was computed again",
+                "keep nothing from batch to batch, whatever the step: what is to move along the run is a buffer of the model "
+                "with a rule in buffers()",
+                code="pipeline.repeated-differently",
+            )
         if self._before:
             self.workload.hand_over()
             count = len(self._replica.parameters)
@@ -111,6 +127,32 @@ class ShardGradients:
 
     def named(self, step: int, shard: int) -> str:
         return self.workload.batches.named(step, shard)
+
+    def _is_tried(self, step: int, shard: int) -> bool:
+        """Whether this micro-batch is computed twice: a loss that is told the step may begin to keep something at
+        any, and admission has seen step 0 alone. Each step up to 8, then four of each doubling."""
+        workload = self.workload
+        if not workload.takes_step or isinstance(workload.pipeline, Adapted) or workload.batches.streams is not None:
+            return False
+        zeros = max(0, step.bit_length() - 3)
+        if step >> zeros << zeros != step or step <= self._tried or not workload.batches.rows(step, shard):
+            return False
+        self._tried = step
+        return True
+
+    def _tried_before(self, step: int, shard: int) -> str:
+        """The digest of a micro-batch that goes into no sum. It is read anew afterwards, since a loss may change its batch."""
+        self._replica.begin_shard()
+        found = self._digest(self.workload.loss(step, shard), self._replica.gradients())
+        self.plan(*self._planned)
+        return found
+
+    def _digest(self, computed: tuple[float | torch.Tensor, ...] | None, tensors: Sequence[torch.Tensor | None]) -> str:
+        """A digest of a micro-batch's loss, its weight and its gradients, with which these tensors begin."""
+        digest = hashlib.sha256(repr([float(each) for each in computed or ()]).encode())
+        gradients = enumerate(tensors[: len(self._replica.parameters)])
+        update_in_place(digest, ((str(index), each) for index, each in gradients if each is not None))
+        return digest.hexdigest()
 
 
 def states_of(streams: StreamReaders | None, initial: Callable[[], State]) -> ShardStates:
