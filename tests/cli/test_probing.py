@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.settings import ChaosSettings, Every, Workers
+from orchestrator.config.settings import ChaosSettings, Every, Settings, Workers
 from orchestrator.experiments.simulation.calibration import Layout
 from orchestrator.experiments.simulation.candidates import ALONE
 from orchestrator.experiments.tuning.probing import Prober, machine_s, processor_s
@@ -57,10 +57,18 @@ def test_the_machines_is_what_is_not_idle(tmp_path: Path) -> None:
     assert 0 < processor_s(os.getpid()) <= machine_s()
 
 
+def _piece(settings: Settings) -> Settings:
+    nobody: Any = None
+    return Prober(settings, nobody, nobody, Path(), cpus=2)._piece(Layout(ALONE, 1, 0))
+
+
 def test_a_piece_of_a_run_that_is_disturbed_is_not_and_may_have_one_worker() -> None:
     plain = settings_for(Mlp)
     cluster = replace(plain.cluster, workers=Workers.parse(2))
-    disturbed = replace(plain, cluster=cluster, chaos=ChaosSettings(every=Every(seconds=2)))
-    nobody: Any = None
-    piece = Prober(disturbed, nobody, nobody, Path(), cpus=2)._piece(Layout(ALONE, 1, 0))
+    piece = _piece(replace(plain, cluster=cluster, chaos=ChaosSettings(every=Every(seconds=2))))
     assert (piece.chaos.every, piece.cluster.workers.start) == (None, 1)
+
+
+def test_a_piece_of_a_run_that_is_supervised_is_launched_beside_others_and_so_is_not() -> None:
+    plain = settings_for(Mlp)
+    assert _piece(replace(plain, run=replace(plain.run, supervised=True))).run.supervised is None

@@ -117,6 +117,7 @@ class Prober:
         )  # who is disturbed needs two workers
         return replace(
             settings,
+            run=replace(settings.run, supervised=None),  # nobody goes on with a piece
             cluster=replace(settings.cluster, spares=0),
             tracking=TrackingSettings(),
             tuning=TuningSettings(),
