@@ -94,8 +94,11 @@ class Loop:
         fallbacks keep."""
         self.run_state = self.run_state.with_fallbacks(fallbacks)
 
-    def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, *, saving: bool) -> Halted:
-        """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints."""
+    def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, *, saving: bool, restored: bool) -> Halted:
+        """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints; restored: it began
+        with a checkpoint."""
+        if not restored:
+            self.run_state = self.run_state.untold()
         agreed = Requests(busy=True)  # at the first boundary nobody has asked the writers
         is_running, saved = False, -1
         self._times.begins_at(self.run_state.steps)

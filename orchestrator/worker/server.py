@@ -127,7 +127,8 @@ class Server:
             exchange = generation.exchange(rank, transport, memory, deadline_s)
             try:
                 listener = _Listener(self._services)
-                halted = loop.run(executor(transport, exchange), exchange, listener, saving=bool(generation.writers))
+                saving, restored = bool(generation.writers), generation.restore is not None
+                halted = loop.run(executor(transport, exchange), exchange, listener, saving=saving, restored=restored)
             finally:
                 self._services.tell_times(at_once=True)
             return Ended(halted, self.progress)

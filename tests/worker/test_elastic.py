@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -195,6 +196,24 @@ def test_a_checkpoint_waits_for_busy_writers_and_the_last_one_is_always_taken() 
     assert steps[0] == 1
     assert 2 not in steps  # postponed
     assert steps[-1] == len(told.trace)
+
+
+def test_a_checkpoint_that_stays_is_taken_again_if_its_writer_dies_behind_it() -> None:
+    """The next step is done by those that are left, so its checkpoint would not take the place of this one."""
+    settings = elastic_settings(p.Mlp, Layout(2), None, steps=3)
+    settings = replace(settings, checkpoint=replace(settings.checkpoint, archive=1))
+    for at in (
+        19,
+        20,
+        21,
+        23,
+        24,
+        25,
+        26,
+    ):  # in the step behind the first checkpoint, which its writer has not written yet
+        saved = Saved()
+        Elastic(settings, Layout(2), [Fault(0, at, "die")], saved=saved).run()
+        assert {step for step, _ in saved.complete} == {1, 2, 3}, at
 
 
 def test_a_checkpoint_can_be_asked_for() -> None:

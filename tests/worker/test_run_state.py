@@ -56,6 +56,7 @@ def test_a_checkpoint_that_stays_is_due_at_its_very_boundary() -> None:
         assert travelled == run_state
         run_state = run_state.saved()
         assert not run_state.save_here
+        assert run_state.untold().save_here
     assert due == [True, True, True, True]  # a better one, a better one, one of the archive, a better one
     assert run_state.best is not None
     assert run_state.best.entries == ((0.5, 4),)

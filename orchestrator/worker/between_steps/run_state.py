@@ -170,6 +170,12 @@ class RunState:
     def saved(self) -> RunState:
         return replace(self, save_due=False, save_here=False)
 
+    def untold(self) -> RunState:
+        """The same where nobody has told that the checkpoint of these very steps is whole, since members may have died before
+        their parts were written. One that stays has to be taken again."""
+        stays = self.archived or (self.best is not None and self.best.has(self.steps))
+        return replace(self, save_here=self.save_here or stays)
+
     def as_dict(self) -> dict[str, Any]:
         """The run state as values for JSON, without loss."""
         return {
