@@ -187,6 +187,8 @@ class WorkerHooks:
             parts=len(writers),
             since=since,
         )
+        if run_state.stays:  # so nobody is farther before it is whole, and if this member dies others take it again
+            self._state.timing.awaited = self.saved
 
     def saved(self) -> None:
         self._services.await_written()

@@ -197,9 +197,10 @@ class Loop:
         return "stop"
 
     def _finish(self, exchange: Exchange, hooks: Hooks, *, saving: bool) -> Halted:
-        """End the run. No member leaves, and nothing is final, before all have committed the last step (rule D1)."""
-        exchange.maximum(self.run_state.steps, 0, END, torch.zeros(1, dtype=torch.int64))
+        """End the run. No member leaves before all have committed the last step (rule D1), and written their parts of its
+        checkpoint: without one who was to write, others do."""
         if saving:
             self._save(hooks)
         hooks.saved()
+        exchange.maximum(self.run_state.steps, 0, END, torch.zeros(1, dtype=torch.int64))
         return "finished"

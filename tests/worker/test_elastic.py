@@ -198,8 +198,8 @@ def test_a_checkpoint_waits_for_busy_writers_and_the_last_one_is_always_taken() 
     assert steps[-1] == len(told.trace)
 
 
-def test_a_checkpoint_that_stays_is_taken_again_if_its_writer_dies_behind_it() -> None:
-    """The next step is done by those that are left, so its checkpoint would not take the place of this one."""
+def test_a_checkpoint_that_stays_is_there_whenever_its_writer_dies() -> None:
+    """No later one takes its place."""
     settings = elastic_settings(p.Mlp, Layout(2), None, steps=3)
     settings = replace(settings, checkpoint=replace(settings.checkpoint, archive=1))
     for at in (

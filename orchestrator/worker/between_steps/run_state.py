@@ -109,6 +109,11 @@ class RunState:
     def stopped_early(self) -> bool:
         return self.stopping is not None and self.stopping.exhausted > 0
 
+    @property
+    def stays(self) -> bool:
+        """Whether the checkpoint of these very steps stays, and no later one takes its place."""
+        return self.archived or (self.best is not None and self.best.has(self.steps))
+
     def monitored(self) -> list[str]:
         """The metrics on which early stopping, the schedule or the best checkpoints depend."""
         patient = [patience.monitored.metric for patience in (self.stopping, self.plateau) if patience is not None]
@@ -173,8 +178,7 @@ class RunState:
     def untold(self) -> RunState:
         """The same where nobody has told that the checkpoint of these very steps is whole, since members may have died before
         their parts were written. One that stays has to be taken again."""
-        stays = self.archived or (self.best is not None and self.best.has(self.steps))
-        return replace(self, save_here=self.save_here or stays)
+        return replace(self, save_here=self.save_here or self.stays)
 
     def as_dict(self) -> dict[str, Any]:
         """The run state as values for JSON, without loss."""

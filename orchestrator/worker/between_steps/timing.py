@@ -68,10 +68,15 @@ class Timing:
         archive = plan.checkpoints.archive
         self.archive = Timer(None if archive is None else Every(steps=archive), epoch)
         self.keeps_time = False
+        self.awaited: Callable[[], None] | None = None  # for what the next vote waits; it may raise
         self._heartbeat = heartbeat
         self._busy = busy
 
     def requests(self) -> Requests:
+        """Asked right before a vote."""
+        if self.awaited is not None:
+            self.awaited()
+            self.awaited = None
         return Requests(
             evaluate=self.keeps_time and self.evaluation.asks(),
             halt=self._heartbeat.halt(),
