@@ -64,12 +64,17 @@ def matching(pattern: str, form: str) -> Must:
 POSITIVE = Field(gt=0)
 NOT_NEGATIVE = Field(ge=0)
 NOT_EMPTY = Field(min_length=1)
+GIGABYTES = Field(gt=0, le=10**9)  # up to an exabyte; bytes are counted in whole numbers
 A_LINE = Must("not empty, on one line", lambda text: text.splitlines() == [text])
 NONE_EMPTY = Must("a list without empty texts", lambda texts: all(texts))
 
 
 def at_least(least: int) -> Any:
     return Field(ge=least)
+
+
+def between(least: int, most: int) -> Any:
+    return Field(ge=least, le=most)
 
 
 def read(kind: Any, given: Given) -> Any:

@@ -17,12 +17,14 @@ from typing import Any, Literal
 from orchestrator.adapters.source import Source
 from orchestrator.common.checked_values import (
     A_LINE,
+    GIGABYTES,
     NONE_EMPTY,
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
     Must,
     at_least,
+    between,
     matching,
 )
 from orchestrator.common.registry import Variant, is_reference
@@ -93,6 +95,7 @@ SPEEDS = Must("a list of ADDRESS=SPEED with numbers above 0, each address once",
 MIXTURE = Must(
     f"numbers above 0 by name, whole ones in at most {LONGEST} rows (0.7 and 0.3: 7 and 3 in 10)", are_weights
 )
+MOST_LOADERS = 1000  # processes: a digit too many would fill the machine
 IN_SECONDS = Must("in seconds, such as 60s", lambda every: every.seconds is not None)
 KINDS: tuple[Literal["kill"], Literal["pause"]] = ("kill", "pause")
 DISTURBANCES = Must(
@@ -255,12 +258,12 @@ class DataSettings:
         default=0,
         metadata=execution(
             "Processes per worker that fetch batches ahead, as num_workers of a DataLoader; 0: the worker does.",
-            at_least(0),
+            between(0, MOST_LOADERS),
         ),
     )
     cache_gb: float = field(
         default=10.0,
-        metadata=execution("How many gigabytes of files from elsewhere (`Files`) a node keeps on its disk.", POSITIVE),
+        metadata=execution("How many gigabytes of files from elsewhere (`Files`) a node keeps on its disk.", GIGABYTES),
     )
     cache_folder: str | None = field(
         default=None,
@@ -365,7 +368,7 @@ class ClusterSettings:
     )
     gpu_gb: float | None = field(
         default=None,
-        metadata=execution("Of its GPU, how many gigabytes a worker may take; null: all that is there.", POSITIVE),
+        metadata=execution("Of its GPU, how many gigabytes a worker may take; null: all that is there.", GIGABYTES),
     )
     accelerator_type: str | None = field(
         default=None,
