@@ -354,7 +354,7 @@ class Worker:
         if self._plan.run.compute.arithmetic == "native":
             return {}
         operators = proof.operators(self._workload, replica)
-        operators |= portability.operators_of_step(updater.optimizer)
+        operators |= portability.operators_of_step(updater.optimizer, self._workload.model)
         return {"unknown_operators": portability.judge(operators)}
 
     def _prepare_thread(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import _get_current_function_mode_stack
 
 from orchestrator.config.resolve import resolve
@@ -160,5 +162,47 @@ def test_parameters_that_nothing_trains_are_told(pipeline: type[p.Small], told: 
 def test_a_step_of_every_optimizer_is_tried_with_small_parameters(name: str) -> None:
     """The model has more rows than a trial takes. adagrad has a state of all of them before its first step."""
     model = torch.nn.Conv1d(20, 30, 3)
-    found = portability.operators_of_step(build(name, {"lr": 0.1}, model))
+    found = portability.operators_of_step(build(name, {"lr": 0.1}, model), model)
     assert found
+
+
+class Averaging(torch.optim.AdamW):
+    """Moves an average that is frozen, with what torch's own way to copy an optimizer drops. sized: knows how large it is;
+    closed: moves it by a function that holds the model's own tensors."""
+
+    def __init__(self, model: Any, *, sized: bool, closed: bool) -> None:
+        super().__init__(model.net.parameters(), lr=0.1)
+        self.average, self.trained = list(model.average), list(model.net.parameters())
+        self.sizes = [each.shape for each in self.average] if sized else []
+        self.lock, self.moved = threading.Lock(), 0
+        average, trained = self.average, self.trained
+        moving: Any = get_ema_multi_avg_fn
+        move = self.move = moving(0.9)
+        self.closed = (lambda: move(average, trained, None)) if closed else None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.moved += 1
+        for each, size in zip(self.average, self.sizes, strict=False):
+            each.view(size)
+        with self.lock:
+            (self.closed or (lambda: self.move(self.average, self.trained, None)))()
+
+
+@pytest.mark.parametrize(("sized", "closed"), [(False, False), (True, False), (False, True)])
+def test_a_step_is_tried_with_what_an_optimizer_holds_itself_and_nothing_changes(*, sized: bool, closed: bool) -> None:
+    model: Any = torch.nn.Module()
+    model.net = torch.nn.Conv1d(20, 30, 3)
+    model.average = torch.nn.ParameterList(
+        torch.nn.Parameter(torch.rand_like(each), requires_grad=False) for each in model.net.parameters()
+    )
+    optimizer = Averaging(model, sized=sized, closed=closed)
+    attributes = dict(vars(optimizer))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = portability.operators_of_step(optimizer, model)
+    assert "_foreach_lerp" in found  # of the average, beside those of AdamW
+    assert vars(optimizer) == attributes
+    assert (optimizer.moved, optimizer.state) == (0, {})
+    assert all(each.grad is None for each in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

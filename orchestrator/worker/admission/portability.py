@@ -6,14 +6,18 @@ Each worker looks for itself, so nodes of other kinds and workers that join are 
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from orchestrator.errors import ConfigurationError, coded
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking, used
+from orchestrator.optim.optimizers import OPTIMIZERS
 from orchestrator.pipeline import naming
 
 _ROWS = 8  # of a parameter, at most, in the step that is tried
@@ -49,23 +53,71 @@ def _named(case: str) -> str:
     return f"{case} ({operators})"
 
 
-def operators_of_step(optimizer: torch.optim.Optimizer) -> set[str]:
-    """The operators of a step of this optimizer, which stays as it is: a copy of it steps with small parameters. Raises
-    PipelineRaised if a user's optimizer cannot do that."""
-    small: dict[int, object] = {}
+def operators_of_step(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> set[str]:
+    """The operators of a step of this optimizer, which stays as it is, as does its model: a copy of it steps with small
+    parameters, or with whole ones where it cannot. Raises PipelineRaised if a user's optimizer cannot do that either."""
+    with naming("a step of the optimizer"):
+        if type(optimizer) in OPTIMIZERS.values():
+            return _tried(_small_copy(optimizer))
+        with _put_back(model):
+            with contextlib.suppress(Exception):  # it may look at sizes, or at tensors that a closure holds
+                return _tried(_small_copy(optimizer))
+            return _tried(_copy(optimizer, {}))
+
+
+def _tried(optimizer: torch.optim.Optimizer) -> set[str]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    with used.recorded() as found:
+        optimizer.step()
+    return found
+
+
+def _small_copy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    small: dict[int, Any] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             small[id(parameter)] = torch.nn.Parameter(_small(parameter).zero_())
-    for entry in optimizer.state.values():  # before the first step, as of Adagrad
-        small.update((id(value), _small(value)) for value in entry.values() if isinstance(value, torch.Tensor))
-    with naming("a step of the optimizer"):
-        tried = copy.deepcopy(optimizer, small)
-        for group in tried.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        with used.recorded() as found:
-            tried.step()
-    return found
+    with _Shrinking():
+        return _copy(optimizer, small)
+
+
+def _copy(optimizer: torch.optim.Optimizer, made: dict[int, Any]) -> torch.optim.Optimizer:
+    """With the attributes of its class, which torch's own way to copy an optimizer drops. made: as `deepcopy` takes it."""
+    copied = copy.deepcopy(optimizer, made)
+    for name, value in vars(optimizer).items():
+        if name not in vars(copied) and name != "step":  # one of the object calls the object's
+            try:
+                vars(copied)[name] = copy.deepcopy(value, made)
+            except Exception:  # of a lock, a file
+                vars(copied)[name] = value
+    return copied
+
+
+@contextlib.contextmanager
+def _put_back(model: torch.nn.Module) -> Iterator[None]:
+    """A function that an optimizer holds may refer to the model itself, and write it when a copy of the optimizer steps."""
+    tensors = [each.detach() for each in (*model.parameters(), *model.buffers())]
+    before = [each.clone() for each in tensors]
+    try:
+        yield
+    finally:
+        for each, value in zip(tensors, before, strict=True):
+            if not torch.equal(each, value):
+                each.copy_(value)
+
+
+class _Shrinking(TorchFunctionMode):
+    """Copies of tensors are small."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor, made = args
+            return made.setdefault(id(tensor), _small(tensor))
+        if func is torch.Tensor.clone:  # by which a Parameter copies itself
+            return _small(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _small(tensor: torch.Tensor) -> torch.Tensor:
