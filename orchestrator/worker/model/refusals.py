@@ -232,9 +232,10 @@ def refuse_absence(plan: Plan, *, keeps: bool) -> None:
 
 def refuse_kept(plan: Plan, *, keeps: bool) -> None:
     """Raises ConfigurationError where others are to compute contributions that have a state."""
+    kept = (
+        "what shards keep from step to step (a Stream, error feedback, a contribution's state) stays with their workers"
+    )
     if keeps and plan.cluster.claims_required:
-        kept = "what shards keep for their contribution stays with their workers"
         raise ConfigurationError([f"cluster.claims: {kept}; leave cluster.claims out"], code="claims.kept")
     if keeps and plan.cadence.check_every:
-        kept = "the state of shards for their contribution stays with their workers, so no other one can compute it"
         raise ConfigurationError([f"check.every: {kept}; leave check.every out"], code="check.kept")
