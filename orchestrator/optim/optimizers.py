@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator.common.import_string import raised
 from orchestrator.common.registry import Table, is_reference, takes
-from orchestrator.errors import PipelineRaised, coded
+from orchestrator.errors import ConfigurationError, PipelineRaised, coded
 from orchestrator.optim import aside
 from orchestrator.optim.by_element import is_watched
 from orchestrator.optim.eager import leave_the_compiler_out
@@ -457,7 +457,14 @@ def _remembered(name: str, options: str) -> float:
     weight.grad = torch.zeros_like(weight)
     # Adam looks for a GPU before each step. The look would start CUDA in a run's driver, and a card that hangs would hold it.
     vars(optimizer)["_accelerator_graph_capture_health_check"] = lambda: None
-    optimizer.step()
+    try:
+        optimizer.step()
+    except (ArithmeticError, RuntimeError) as error:  # of a number that no float32 can hold
+        raise ConfigurationError(
+            [f"optimizer: {name} cannot step with {options}: {error}"],
+            "give it numbers near those of torch's documentation",
+            code="optimizer.cannot-step",
+        ) from None
     tensors = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
     return round(sum(tensor.numel() for tensor in tensors) / weight.numel(), 1)
 

@@ -337,3 +337,11 @@ def test_a_fused_step_takes_parameters_whose_first_gradient_comes_late(
     assert (
         build("sgd", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}, nn.Linear(2, 2)).param_groups[0]["fused"] is None
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("sgd", {"lr": 1e308}), ("sgd", {"lr": 10**30}), ("adamw", {"eps": 10**30})]
+)
+def test_numbers_with_which_no_step_can_be_taken_are_told(name: str, options: dict[str, float]) -> None:
+    with refused("optimizer.cannot-step", f"{name} cannot step with"):
+        optimizers.remembered(name, options)
