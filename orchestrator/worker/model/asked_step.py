@@ -24,6 +24,7 @@ Expression = tuple[Any, ...]
 
 _STEP: Final[Expression] = ("step",)
 _NUMBER: Final = "number"
+_CAN_BE: Final = "can be"  # computed, whatever comes of it
 _NUMBERS: Final = (bool, int, float)
 _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "truth": operator.truth,
@@ -34,6 +35,7 @@ _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "trunc": math.trunc,
     "floor": math.floor,
     "ceil": math.ceil,
+    _CAN_BE: lambda _: True,
 }
 _COMPARISONS: Final = {name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")}
 _SIGNS: Final = {name: getattr(operator, name) for name in ("neg", "pos", "abs", "invert")}
@@ -45,9 +47,10 @@ _OPERATIONS: Final[dict[str, Callable[..., Any]]] = _CONVERSIONS | _COMPARISONS 
 
 
 class _Answer(NamedTuple):
-    """value: a number of Python; place: FILE:LINE of the user's code that asked, empty if there is none."""
+    """outcome: type and text of a number of Python, or of what was raised; place: FILE:LINE of the user's code that asked,
+    empty if there is none."""
 
-    value: Any
+    outcome: tuple[str, str]
     place: str
 
 
@@ -58,11 +61,10 @@ class Answers:
         self._given: dict[Expression, _Answer] = {}
 
     def give(self, asked: Expression, step: int) -> Any:
-        """The answer in this step, which is kept. Raises what the number would."""
-        value = _value(asked, step)
+        """The answer in this step, which is kept. Raises what the number would, which is an answer, too."""
         if asked not in self._given:
-            self._given[asked] = _Answer(value, _place())
-        return value
+            self._given[asked] = _Answer(_outcome(asked, step), _place())
+        return _value(asked, step)
 
     def take(self, others: Answers) -> None:
         """Keep those, too."""
@@ -70,7 +72,7 @@ class Answers:
 
     def hold(self, step: int) -> bool:
         """Whether this step has the same."""
-        return all(_holds(asked, answer, step) for asked, answer in self._given.items())
+        return all(_outcome(asked, step) == answer.outcome for asked, answer in self._given.items())
 
     def recur(self, step: int) -> bool:
         """Whether one of the steps behind this one has the same."""
@@ -79,7 +81,7 @@ class Answers:
     def passing(self, step: int) -> str:
         """The place that asked first for what none of the steps behind this one has; empty if there is none."""
         for asked, answer in self._given.items():
-            if not any(_holds(asked, answer, each) for each in _behind(step)):
+            if not any(_outcome(asked, each) == answer.outcome for each in _behind(step)):
                 return answer.place
         return ""
 
@@ -121,7 +123,7 @@ class AskedNumber:
         made = (name, operand, self._made) if reflected else (name, self._made, operand)
         if name in _COMPARISONS:
             return self._answers.give(made, self._step)
-        _value(made, self._step)  # it raises what the number would
+        self._answers.give((_CAN_BE, made), self._step)  # a step by which code divides may be zero
         return AskedNumber(self._answers, self._step, made)
 
     __add__, __radd__ = _from_both("add")
@@ -185,12 +187,12 @@ def _value(asked: Expression, step: int) -> Any:
     return _OPERATIONS[name](*(_value(operand, step) for operand in operands))
 
 
-def _holds(asked: Expression, answer: _Answer, step: int) -> bool:
+def _outcome(asked: Expression, step: int) -> tuple[str, str]:
     try:
         value = _value(asked, step)
-    except (ArithmeticError, ValueError):  # as of 1 / step, or of a shift by a negative number
-        return False
-    return type(value) is type(answer.value) and repr(value) == repr(answer.value)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        return type(error).__name__, ""
+    return type(value).__name__, repr(value)
 
 
 def _behind(step: int) -> range:
