@@ -28,6 +28,7 @@ from orchestrator.records import trace
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.between_steps.timing import Timing
+from orchestrator.worker.member.generation import Generation
 from orchestrator.worker.member.heartbeat import Halt, Heartbeat
 from orchestrator.worker.step.executor import Executor, StepOutcome
 from orchestrator.worker.step_report import Requests
@@ -94,10 +95,10 @@ class Loop:
         fallbacks keep."""
         self.run_state = self.run_state.with_fallbacks(fallbacks)
 
-    def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, *, saving: bool, restored: bool) -> Halted:
-        """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints; restored: it began
-        with a checkpoint."""
-        if not restored:
+    def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, generation: Generation) -> Halted:
+        """Run steps until the end of the run or a halt. generation: the present one."""
+        saving = bool(generation.writers)
+        if generation.restore is None:
             self.run_state = self.run_state.untold()
         agreed = Requests(busy=True)  # at the first boundary nobody has asked the writers
         is_running, saved = False, -1

@@ -127,8 +127,7 @@ class Server:
             exchange = generation.exchange(rank, transport, memory, deadline_s)
             try:
                 listener = _Listener(self._services)
-                saving, restored = bool(generation.writers), generation.restore is not None
-                halted = loop.run(executor(transport, exchange), exchange, listener, saving=saving, restored=restored)
+                halted = loop.run(executor(transport, exchange), exchange, listener, generation)
             finally:
                 self._services.tell_times(at_once=True)
             return Ended(halted, self.progress)

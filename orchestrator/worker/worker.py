@@ -418,8 +418,7 @@ class Worker:
                 self._use_loaders(shards, steps)
             context = GenerationContext(generation, rank, transport, state.timing, hooks.deadline_s)
             executor, exchange = self._strategy.executor(context)
-            saving, restored = bool(generation.writers), generation.restore is not None
-            halted = state.loop.run(executor, exchange, hooks, saving=saving, restored=restored)
+            halted = state.loop.run(executor, exchange, hooks, generation)
         finally:
             self._workload.batches.drop_following()
             state.model_state.replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them

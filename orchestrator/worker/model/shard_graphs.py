@@ -297,8 +297,8 @@ class ShardGraphs:
             before = _host_generators()
             judged = work.eager(there)
             draws = before != _host_generators()
-        if seen is not None and self._look is not None:
-            self._doubt(seen, self._look(), again=recorded is not None or work.step < self._pause_until)
+        if seen is not None:
+            self._doubt(seen, again=recorded is not None or work.step < self._pause_until)
         if judged is None:
             return None
         self._replica.gradients()  # bits of a sparse one cannot be compared
@@ -347,9 +347,11 @@ class ShardGraphs:
         self._looked_in = step
         return self._look()
 
-    def _doubt(self, before: Mapping[str, object], after: Mapping[str, object], *, again: bool) -> None:
-        """Compare all recordings anew if code has changed an object in a pass; give them up if this happens again and again.
-        before, after: what the user's objects held."""
+    def _doubt(self, before: Mapping[str, object], *, again: bool) -> None:
+        """Behind an eager pass: compare all recordings anew if its code has changed an object; give them up if this happens
+        again and again. before: as `_seen` gave it."""
+        assert self._look is not None
+        after = self._look()
         place = next((place for place in (*before, *after) if before.get(place) != after.get(place)), None)
         if place is None:
             return
