@@ -16,7 +16,6 @@ before that is read for the first time.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -26,11 +25,10 @@ import torch
 from orchestrator.comm.collectives import ANSWERS, LOOK_BACK, Exchange
 from orchestrator.config.plan import Plan
 from orchestrator.controller.checking import Verdict, chosen, judge
-from orchestrator.numerics.digests import update_in_place
 from orchestrator.numerics.streams import seed_of
 from orchestrator.worker.member.generation import Distrusted
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.step.shard_gradients import Contribution
+from orchestrator.worker.step.shard_gradients import Contribution, digest_of
 from orchestrator.worker.step_report import EMPTY
 
 FAILED: Final = 2**62  # the answer of a worker that could not compute it
@@ -157,11 +155,8 @@ def answer_of(computed: Contribution | None, replica: Replica) -> int:
     the buffers as it left them."""
     if computed is None:
         return EMPTY_SHARD
-    counters = replica.counter_values()
-    digest = hashlib.sha256(f"{float(computed.loss).hex()} {float(computed.weight).hex()} {counters}".encode())
-    gradients = ((str(index), tensor) for index, tensor in enumerate(computed.tensors) if tensor is not None)
-    update_in_place(digest, (*replica.joined.items(), *gradients))
-    return int.from_bytes(digest.digest()[:8], "little") >> 2
+    digest = digest_of(computed, replica.counter_values(), replica.joined.items())
+    return int.from_bytes(digest[:8], "little") >> 2
 
 
 def _looked_back(

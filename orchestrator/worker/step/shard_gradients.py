@@ -7,7 +7,7 @@ tensors of the layout, or None if a shard has nothing to contribute, and keeps i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from orchestrator.numerics.digests import update_in_place
 from orchestrator.optim import optimizers
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.pipeline import naming
-from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter, Unread
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.stream_readers import StreamReaders
@@ -140,19 +140,28 @@ class ShardGradients:
         self._tried = step
         return True
 
-    def _tried_before(self, step: int, shard: int) -> str:
+    def _tried_before(self, step: int, shard: int) -> bytes | None:
         """The digest of a micro-batch that goes into no sum. It is read anew afterwards, since a loss may change its batch."""
         self._replica.begin_shard()
-        found = self._digest(self.workload.loss(step, shard), self._replica.gradients())
+        computed = self.workload.loss(step, shard)
+        found = None if computed is None else self._digest(computed, self._replica.gradients())
         self.plan(*self._planned)
         return found
 
-    def _digest(self, computed: tuple[float | torch.Tensor, ...] | None, tensors: Sequence[torch.Tensor | None]) -> str:
-        """A digest of a micro-batch's loss, its weight and its gradients, with which these tensors begin."""
-        digest = hashlib.sha256(repr([float(each) for each in computed or ()]).encode())
-        gradients = enumerate(tensors[: len(self._replica.parameters)])
-        update_in_place(digest, ((str(index), each) for index, each in gradients if each is not None))
-        return digest.hexdigest()
+    def _digest(self, computed: Unread, tensors: Sequence[torch.Tensor | None]) -> bytes:
+        """A digest of loss, weight and gradients, with which these tensors begin."""
+        return digest_of(Contribution(*computed, tensors[: len(self._replica.parameters)]))
+
+
+def digest_of(
+    computed: Contribution, counters: Sequence[int] = (), buffers: Iterable[tuple[str, torch.Tensor]] = ()
+) -> bytes:
+    """A digest of a contribution, bit by bit, and of what its shard left in counters and buffers."""
+    numbers = f"{float(computed.loss).hex()} {float(computed.weight).hex()} {[*counters]}"
+    digest = hashlib.sha256(numbers.encode())
+    tensors = ((str(index), tensor) for index, tensor in enumerate(computed.tensors) if tensor is not None)
+    update_in_place(digest, (*buffers, *tensors))
+    return digest.digest()
 
 
 def states_of(streams: StreamReaders | None, initial: Callable[[], State]) -> ShardStates:
