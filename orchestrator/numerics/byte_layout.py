@@ -9,7 +9,8 @@ import torch
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes (uint8) in row-major order, where it lies; of a contiguous tensor its own memory."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    # Torch keeps any stride of one element, as in `x[::3]`, and then shows no bytes.
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

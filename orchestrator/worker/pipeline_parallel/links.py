@@ -11,6 +11,7 @@ import torch
 
 from orchestrator.comm.pipeline_schedules import Hosts, Task, groups_of
 from orchestrator.comm.transports.base import Tag, Transport
+from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.numerics.enqueued import collected
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.border_memory import BorderMemory
@@ -134,4 +135,4 @@ class Links:
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a copy in host memory, row-major."""
-    return collected(tensor.nbytes, [(0, tensor.detach().contiguous().reshape(-1))])
+    return collected(tensor.nbytes, [(0, bytes_of(tensor))])
