@@ -311,8 +311,8 @@ class Replica:
             name, start = [*fixed.items()][i]
             raise PipelineRaised(
                 f"the buffer {name!r} of the model changed while a batch was computed",
-                "say by which rule shards share it, in the pipeline: "
-                f'def buffers(self): return {{"{name}": "{"mean" if fits(MEAN, start) else "first"}"}}',
+                "say by which rule shards share it, in the pipeline: def buffers(self): return "
+                + (f'{{"{name}": "mean"}}; "first" for a queue' if fits(MEAN, start) else f'{{"{name}": "first"}}'),
                 code="model.buffer-changed",
             )
 
