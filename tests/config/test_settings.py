@@ -447,6 +447,9 @@ WRONG = {
     "run.steps=0": "run.steps: must be at least 1, got 0",
     "run.threads=0": "run.threads: must be at least 1, got 0",
     "data.loaders=2147483648": "data.loaders: must be at least 0 and at most 1000, got 2147483648",
+    "cluster.spares=1000000": "cluster.spares: must be at least 0 and at most 1000, got 1000000",
+    f"topology={{name: parameter_server, servers: {10**30}}}": "topology.servers: must be at least 1 and at most 1000, "
+    f"got {10**30}",
     "data.cache_gb=1e308": "data.cache_gb: must be greater than 0 and at most 1000000000, got 1e+308",
     "cluster.gpu_gb=1e308": "cluster.gpu_gb: must be greater than 0 and at most 1000000000, got 1e+308",
     "run.precision=float64": "run.precision: expected one of float32, bfloat16, got 'float64'",

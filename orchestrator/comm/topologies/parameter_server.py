@@ -18,9 +18,13 @@ from pydantic import Field
 
 from orchestrator.comm.topologies.schedule import Move, Schedule, require_positive
 
+MOST = 1000  # processes: a digit too many would fill the machine
+
 
 def parameter_server(
-    workers: int, *, servers: Annotated[int, Field(ge=1, description="How many parameter servers hold slices.")] = 1
+    workers: int,
+    *,
+    servers: Annotated[int, Field(ge=1, le=MOST, description="How many parameter servers hold slices.")] = 1,
 ) -> Schedule:
     """Servers, processes of their own, each add up one slice for all workers: two rounds, whatever the number of workers.
 

@@ -95,7 +95,7 @@ SPEEDS = Must("a list of ADDRESS=SPEED with numbers above 0, each address once",
 MIXTURE = Must(
     f"numbers above 0 by name, whole ones in at most {LONGEST} rows (0.7 and 0.3: 7 and 3 in 10)", are_weights
 )
-MOST_LOADERS = 1000  # processes: a digit too many would fill the machine
+MOST_LOADERS = MOST_SPARES = 1000  # processes: a digit too many would fill the machine
 IN_SECONDS = Must("in seconds, such as 60s", lambda every: every.seconds is not None)
 KINDS: tuple[Literal["kill"], Literal["pause"]] = ("kill", "pause")
 DISTURBANCES = Must(
@@ -360,7 +360,8 @@ class ClusterSettings:
         ),
     )
     spares: int = field(
-        default=0, metadata=execution("Workers that are started and wait to take a lost one's place.", at_least(0))
+        default=0,
+        metadata=execution("Workers that are started and wait to take a lost one's place.", between(0, MOST_SPARES)),
     )
     cpus_per_worker: float = field(default=1.0, metadata=execution("CPUs that Ray sets aside for a worker.", POSITIVE))
     gpus_per_worker: float = field(
