@@ -24,7 +24,7 @@ _PATIENCE = {
     "RAY_agent_register_timeout_ms": 1000,
     "RAY_worker_register_timeout_seconds": 1,
 }
-_LONGEST = 2**31 - 1  # that Ray reads
+_LONGEST_S = (2**31 - 1) // 1000  # Ray makes milliseconds of all of them
 # The head takes a node for dead that has not answered so often, every 3 s, and its raylet and all members then end.
 _UNSUSPECTING = {"RAY_health_check_failure_threshold": "100000"}
 # Else `ray.init` waits until idle workers are up, which actors with options of their own do not take.
@@ -61,7 +61,7 @@ def enter(address: str, **options: Any) -> None:
 def patient(seconds: float) -> Iterator[None]:
     """A private Ray that is started within this block waits this long for its own processes; values that the user has
     set are kept."""
-    wanted = {name: str(min(_LONGEST, math.ceil(seconds) * unit)) for name, unit in _PATIENCE.items()}
+    wanted = {name: str(min(_LONGEST_S, math.ceil(seconds)) * unit) for name, unit in _PATIENCE.items()}
     with _set(wanted | _UNHURRIED):
         yield
 
