@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
+import ray
 
-from orchestrator.cluster.actors.driver_failover import is_lost
+from orchestrator.cluster.actors import driver_failover
+from orchestrator.cluster.actors.driver_failover import FailoverActor, FailoverTask, is_lost, standing_by
 from orchestrator.records.lines import read
 from tests.cli.test_rerun import points, shell, write
 from tests.cluster.conftest import Hosts, some_hosts
@@ -39,6 +43,42 @@ def test_only_a_node_that_ray_holds_for_dead_is_lost() -> None:
     assert not is_lost("a", nodes)
     assert not is_lost("c", nodes)
     assert not is_lost("b", [])
+
+
+def test_the_driver_is_told_once_where_the_home_there_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FailoverActor, "_watch", lambda _: None)
+    monkeypatch.setattr(ray, "get", lambda answer, **_: answer)
+    monkeypatch.setattr(ray, "kill", lambda _: None)
+    monkeypatch.setattr(driver_failover, "_BEAT_S", 0.001)
+    home = tmp_path / "home"
+    home.write_text("no folder")
+    monkeypatch.setenv("HOME", str(home))
+    task = FailoverTask("run", "node", 1, ["driver"], str(tmp_path), {}, "DRIVER", first_line="{}")
+    actor = FailoverActor(task)
+    answers, heard = [], Event()
+
+    class Called:
+        """As Ray makes it."""
+
+        def remote(self) -> str | None:
+            answers.append(actor.beat())
+            if len(answers) > 2:
+                heard.set()
+            return answers[-1]
+
+    said: list[str] = []
+    handle = SimpleNamespace(beat=Called(), over=SimpleNamespace(remote=lambda: None))
+    with standing_by(lambda: handle, lambda: None, said.append):
+        assert heard.wait(PATIENCE_S)
+    assert said == answers[:1]
+    assert str(home) in said[0]
+    home.unlink()
+    started: list[FailoverTask] = []
+    monkeypatch.setattr(driver_failover, "take_over", started.append)
+    assert actor.beat() is None
+    assert started == [task]
 
 
 def study(place: Path, conf: str) -> Project:

@@ -13,8 +13,10 @@ does (`driver.supervision.remote_failover`), and passes on to it that the driver
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -61,17 +63,31 @@ class FailoverActor:
     def __init__(self, task: FailoverTask) -> None:
         self._task = task
         self._heard = time.monotonic()
-        self._process = take_over(task) if task.first_line else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._obstacle = self._prepare()
         threading.Thread(target=self._watch, name="standby", daemon=True).start()
 
-    def beat(self) -> None:
-        """The driver lives."""
+    def beat(self) -> str | None:
+        """The driver lives. Returns the obstacle to going on with its run, in words; None where there is none."""
         self._heard = time.monotonic()
+        if self._obstacle is not None:
+            self._obstacle = self._prepare()
         self._pass_on("beat")
+        return self._obstacle
 
     def over(self) -> None:
         """The driver needs nobody any more."""
         self._pass_on("over")
+
+    def _prepare(self) -> str | None:
+        """The same as `beat` returns."""
+        try:
+            require_home()
+            if self._task.first_line:
+                self._process = take_over(self._task)
+        except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+            return f"on {socket.gethostname()}: {error}"
+        return None
 
     def _pass_on(self, word: str) -> None:
         if self._process is not None:
@@ -108,15 +124,23 @@ def is_lost(node: str, nodes: Sequence[Mapping[str, Any]]) -> bool:
     return any(each["NodeID"] == node and not each["Alive"] for each in nodes)
 
 
+def require_home() -> Path:
+    """The folder of such runs here. Raises OSError where nothing can be written there, RuntimeError without a home."""
+    home = Path.home() / ".orchestrator-standby"
+    home.mkdir(exist_ok=True, parents=True)
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(home))
+    return home
+
+
 def take_over(task: FailoverTask) -> subprocess.Popen[bytes]:
     """Start the process that goes on with the run, or waits for that. Its output goes to RUN.log in
     `~/.orchestrator-standby`."""
-    home = Path.home() / ".orchestrator-standby"
+    home = require_home()
     folder = Path(task.project)
     if not _holds_something(folder):
         folder = home / task.run
-    for each in (home, folder):
-        each.mkdir(exist_ok=True, parents=True)
+        folder.mkdir(exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_WORKER}
     marker = {task.driver_variable: f"1 0 {time.time():.3f} {task.driver}"}
     with (home / f"{task.run}.log").open("ab") as log:
@@ -135,17 +159,24 @@ def take_over(task: FailoverTask) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def standing_by(make: Callable[[], Any], trouble: Callable[[], str | None]) -> Iterator[None]:
+def standing_by(
+    make: Callable[[], Any], trouble: Callable[[], str | None], hindered: Callable[[str], None]
+) -> Iterator[None]:
     """Within this an actor is there, and another one for one that is lost. make: starts one, and may raise RayError; trouble:
-    with the Ray, which then is asked for nothing any more: it would end this process for that."""
+    with the Ray, which then is asked for nothing any more: it would end this process for that; hindered: is told of an obstacle
+    to going on, once."""
     over = threading.Event()
     held: list[Any] = []
+    told: set[str] = set()
 
     def keep() -> None:
         while not over.is_set() and trouble() is None:
             try:
                 held[:] = held or [make()]
-                ray.get(held[0].beat.remote(), timeout=_FORGOTTEN_S / 10)
+                obstacle = ray.get(held[0].beat.remote(), timeout=_FORGOTTEN_S / 10)
+                if obstacle is not None and obstacle not in told:
+                    told.add(obstacle)
+                    hindered(obstacle)
             except (RayError, ValueError):  # the next one may live
                 held.clear()
             over.wait(_BEAT_S)

@@ -420,7 +420,9 @@ class Job:
                 held.enter_context(hold_lease(store, run_id, self.supervision.release))
             if task is not None:
                 record.has_failover = True
-                held.enter_context(driver_failover.standing_by(driver_failover.starter(task), ray.trouble))
+                held.enter_context(
+                    driver_failover.standing_by(driver_failover.starter(task), ray.trouble, self._has_no_failover)
+                )
             yield
 
     def _failover_task(self, supervision: Supervision, record: Record) -> driver_failover.FailoverTask | None:
@@ -439,7 +441,7 @@ class Job:
             ),
         ):
             if lacking:
-                self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {remedy}")
+                self._has_no_failover(remedy)
                 return None
         words = [*(each for each in supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
         declared = self.settings.environment.variables
@@ -454,6 +456,9 @@ class Job:
             run_id, store.uri, process, tuple(words), headless.workers(self.plan)
         )
         return replace(task, words=[remote_failover.__name__], first_line=watched.as_json())
+
+    def _has_no_failover(self, why: str) -> None:
+        self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {why}")
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:
