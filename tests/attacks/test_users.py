@@ -282,6 +282,20 @@ def test_the_folder_of_a_process_that_is_not_seen_here_is_left_alone(
             folders.remove(each)
 
 
+def test_a_folder_that_another_container_is_making_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    process = subprocess.Popen(["true"])
+    process.wait()
+    new, old = (tmp_path / f"orc-{process.pid}-{name}" for name in ("new", "old"))
+    for each in (new, old):
+        each.mkdir()  # and then the file that says where the id counts
+    os.utime(old, (0, 0))
+    folders.remove_abandoned()
+    assert [each.exists() for each in (new, old)] == [True, False]
+
+
 def test_what_others_put_beside_the_folders_of_a_ray_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

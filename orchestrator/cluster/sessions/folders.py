@@ -21,6 +21,7 @@ _PREFIX = "orc-"
 _NAMESPACE = "namespace"  # a file that says where the id counts
 MEMBERS_LOCK = "members.lock"  # on which members that may outlive their driver hold a lock (`actors.orphaned`)
 _HANDING_OVER_S = 120.0
+_BEGINNING_S = 60.0
 _LONGEST_PARENT = 18  # characters; with our two folders and what Ray adds a Unix socket's path ends at 107
 _OF_RAY = "r"
 
@@ -57,11 +58,14 @@ def remove_abandoned() -> None:
 
 
 def _lives(pid: int, folder: Path) -> bool:
-    """True, too, of a process that nobody here can see."""
+    """True, too, of a process that nobody here can see, or that has made the folder just now and not yet said where its id
+    counts."""
     if processes.lives(pid):
         return True
     file = folder / _NAMESPACE
-    return file.exists() and file.read_text() != processes.namespace()
+    if not file.exists():
+        return time.time() - folder.stat().st_mtime < _BEGINNING_S
+    return file.read_text() != processes.namespace()
 
 
 def _is_handing_over(lock: Path) -> bool:
