@@ -280,6 +280,27 @@ class RemembersAfterAWarmUp(Numbered):
         return loss * len(self.memory)
 
 
+class BeginsAPhaseOnce(Numbered):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step == 1:
+            self.factor = 2.0
+        return super().loss(model, batch) * self.factor
+
+
+class FreezesALayerOnce(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Dropout(), nn.Linear(FEATURES, CLASSES))
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step == 1:
+            model.get_submodule("0").eval()
+        return super().loss(model, batch)
+
+
 class LeavesAParameterUnwritten(Numbered):
     def model(self) -> nn.Module:
         model = nn.Linear(FEATURES, CLASSES)

@@ -47,6 +47,7 @@ class Fault:
 
 
 OWN: dict[str, Any] = {"optimizer": None}
+OWN_SHARDS: dict[str, Any] = {"claims": False}  # who computes nothing in a step changes nothing in it
 UNSEEN: dict[str, Any] = {"args": {"held_out": None}}
 COMPILED = Fault(f.Compiled, PipelineRaised, ("'0'", "torch.compile"))
 PREPARING = [
@@ -128,6 +129,8 @@ PREPARING = [
 ]
 COMPUTING = [
     Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step 2", "came out differently", "whatever the step")),
+    Fault(f.BeginsAPhaseOnce, Inconsistent, ("new value of pipeline.factor", "in each call"), OWN_SHARDS),
+    Fault(f.FreezesALayerOnce, Inconsistent, ("without the new value of model.0.training",), OWN_SHARDS),
     Fault(f.LeavesAParameterUnwritten, NonFinite, ("loss is nan", "the parameter 'bias' of the model holds NaN")),
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),
     Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3 (training samples ")),

@@ -6,6 +6,7 @@ tensors of the layout, or None if a shard has nothing to contribute, and keeps i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -22,6 +23,7 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter, Unread
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.shard_states import ShardStates
 from orchestrator.worker.model.stream_readers import StreamReaders
+from orchestrator.worker.step.plain_values import PlainValues
 
 
 class Contribution(NamedTuple):
@@ -75,6 +77,9 @@ class ShardGradients:
         self.states = states_of(workload.batches.streams, lambda: {**before.init(replica.parameters), **more()})
         self._planned: tuple[int, Sequence[int]] = 0, ()
         self._tried = 0  # the last step of which a micro-batch was computed twice
+        self._looked = -1  # the last step before which values of the code were looked at
+        self._values: PlainValues | None = None  # of the code, as they were before this worker's first step
+        self._changed: set[str] = set()  # the places of those that have changed since then
 
     def step_assignment(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Micro-batches of a step are equal in length."""
@@ -103,13 +108,7 @@ class ShardGradients:
         replayed = self.workload.replayed_gradients
         tensors = self._replica.contribution() if replayed is None else self._replica.replayed(replayed)
         if first is not None and self._digest(computed, tensors) != first:
-            what = f"loss or a gradient of shard {shard}"
-            raise Inconsistent(
-                f"step {step}: the {what} came out differently when the same micro-batch was computed again",
-                "keep nothing from batch to batch, whatever the step: what is to move along the run is a buffer of the model "
-                "with a rule in buffers()",
-                code="pipeline.repeated-differently",
-            )
+            raise self._repeated_differently(step, shard)
         if self._before:
             self.workload.hand_over()
             count = len(self._replica.parameters)
@@ -130,23 +129,54 @@ class ShardGradients:
 
     def _is_tried(self, step: int, shard: int) -> bool:
         """Whether this micro-batch is computed twice: a loss that is told the step may begin to keep something at
-        any, and admission has seen step 0 alone. Each step up to 8, then four of each doubling."""
+        any, and admission has seen step 0 alone. Each step up to 8, then four of each doubling, and where a value of
+        the code has changed."""
         workload = self.workload
         if not workload.takes_step or isinstance(workload.pipeline, Adapted) or workload.batches.streams is not None:
             return False
         zeros = max(0, step.bit_length() - 3)
-        if step >> zeros << zeros != step or step <= self._tried or not workload.batches.rows(step, shard):
+        is_due = self._has_changed(step) or step >> zeros << zeros == step
+        if not is_due or step <= self._tried or not workload.batches.rows(step, shard):
             return False
         self._tried = step
         return True
 
+    def _has_changed(self, step: int) -> bool:
+        """Whether more values of the code have changed than when this was asked last."""
+        if step <= self._looked:
+            return False
+        self._looked = step
+        if self._values is None:
+            layers = self.workload.model.named_modules(prefix="model")
+            self._values = PlainValues([("pipeline", self.workload.pipeline), *layers])
+        known, self._changed = self._changed, self._changed.union(self._values.changed())
+        return self._changed != known
+
     def _tried_before(self, step: int, shard: int) -> bytes | None:
-        """The digest of a micro-batch that goes into no sum. It is read anew afterwards, since a loss may change its batch."""
+        """The digest of a micro-batch that goes into no sum, with the values of the code that a worker would have which joins
+        now. It is read anew afterwards, since a loss may change its batch."""
         self._replica.begin_shard()
-        computed = self.workload.loss(step, shard)
+        with contextlib.nullcontext() if self._values is None else self._values.restored():
+            computed = self.workload.loss(step, shard)
         found = None if computed is None else self._digest(computed, self._replica.gradients())
         self.plan(*self._planned)
         return found
+
+    def _repeated_differently(self, step: int, shard: int) -> Inconsistent:
+        if self._changed:
+            return Inconsistent(
+                f"step {step}: shard {shard} has another loss or gradient without the new value of {min(self._changed)}, "
+                "which a worker that joins would not have",
+                "set it in each call of loss(), as a function of step; or have a buffer of the model with a rule in buffers()",
+                code="pipeline.changed-once",
+            )
+        what = f"loss or a gradient of shard {shard}"
+        return Inconsistent(
+            f"step {step}: the {what} came out differently when the same micro-batch was computed again",
+            "keep nothing from batch to batch, whatever the step: what is to move along the run is a buffer of the model "
+            "with a rule in buffers()",
+            code="pipeline.repeated-differently",
+        )
 
     def _digest(self, computed: Unread, tensors: Sequence[torch.Tensor | None]) -> bytes:
         """A digest of loss, weight and gradients, with which these tensors begin."""
