@@ -158,8 +158,9 @@ def _died(decision: Decision, event: Died) -> None:
     member = decision.state.members.get(event.member)
     if member is None:
         return
+    decision.set(oom_kills=event.oom_kills)
     if decision.state.phase == "preparing":
-        beginning.lost_at_start(decision, member, f"died: {event.why}", event.details, oom_kills=event.oom_kills)
+        beginning.lost_at_start(decision, member, f"died: {event.why}", event.details)
     else:
         decision.remove(member)
         certain = event.last is not None

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+from orchestrator.common.control_groups import killer_in_words
 from orchestrator.controller.events import Heartbeat
 from orchestrator.controller.state import ControllerState, GenerationStatus, LostMember, Member, present, waiting
 from orchestrator.errors import RunFailed, Stalled, WorkerLost
@@ -234,9 +235,11 @@ def _suspects(generation: GenerationStatus, lost_member: LostMember, step: int) 
 _LOOK = "look at the samples of this micro-batch, and at what the pipeline does with them"
 
 
-def faulty_micro_batch(losses: Suspicions, stalls: Suspicions, *, staged: bool = False) -> RunFailed | None:
+def faulty_micro_batch(
+    losses: Suspicions, stalls: Suspicions, *, staged: bool = False, oom_kills: int | None = None
+) -> RunFailed | None:
     """The error of a run that cannot go on because of one micro-batch; None while there is none. staged: the model is cut into
-    stages, and the one is named."""
+    stages, and the one is named. oom_kills: as of `Died`."""
     for suspicions, limit, kind in ((losses, LOSSES, WorkerLost), (stalls, STALLS, Stalled)):
         at_fault = sorted(micro_batch for micro_batch, hits in suspicions.items() if _is_at_fault(hits, limit))
         if at_fault:
@@ -246,7 +249,8 @@ def faulty_micro_batch(losses: Suspicions, stalls: Suspicions, *, staged: bool =
             which = f"{_shards(shards)}{f' of stage {stage}' * staged}"
             where = f"step {step}, {which}: {count} workers in a row"
             if kind is WorkerLost:
-                return WorkerLost(f"{where} were lost while they computed it", _LOOK, code="worker.lost-computing")
+                remedy = f"{killer_in_words(oom_kills)}, or {_LOOK}" if oom_kills else _LOOK
+                return WorkerLost(f"{where} were lost while they computed it", remedy, code="worker.lost-computing")
             return Stalled(f"{where} stood still while they computed it", _LOOK, code="worker.stalled-computing")
     return None
 

@@ -181,6 +181,7 @@ class ControllerState:
     failures: int = 0  # failed starts in a row
     failed: int = 0  # members below this id were ordered before the last failed start was known
     deaths: int = 0  # in preparation
+    oom_kills: int | None = None  # as of the last `Died`
     trouble: str = ""  # why the last member could not start or stay, for the message where the run cannot go on
     retry: float | None = None  # when a start is tried again, after there was no room; None where there was
     later: float | None = None  # when a start is tried again, after too many in a row failed; None where they did not

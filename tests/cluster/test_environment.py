@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from orchestrator.cluster.actors.members import credentials_of
-from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment, unsuspecting
+from orchestrator.cluster.sessions.environment import (
+    enter,
+    of_workers,
+    patient,
+    prepare_environment,
+    unmonitored,
+    unsuspecting,
+)
 from orchestrator.common.tested_versions import Tried
 from orchestrator.numerics.allocator import GROWING, LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT
@@ -23,7 +30,8 @@ PATIENCE = {
     "RAY_worker_register_timeout_seconds": "91",
 }
 CHECKS = "RAY_health_check_failure_threshold"
-OTHERS = ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS_SKIP_REGEX", NICENESS, CHECKS, *PATIENCE)
+MONITOR = "RAY_memory_monitor_refresh_ms"
+OTHERS = ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS_SKIP_REGEX", NICENESS, CHECKS, MONITOR, *PATIENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +98,17 @@ def test_the_only_node_of_a_private_ray_is_not_taken_for_dead_unless_the_user_sa
     monkeypatch.setenv(CHECKS, "5")
     with unsuspecting():
         assert os.environ[CHECKS] == "5"
+
+
+def test_a_private_ray_ends_nobody_for_want_of_memory_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with unmonitored():
+        assert os.environ[MONITOR] == "0"
+    assert MONITOR not in os.environ
+    monkeypatch.setenv(MONITOR, "250")
+    with unmonitored():
+        assert os.environ[MONITOR] == "250"
 
 
 @pytest.mark.parametrize(

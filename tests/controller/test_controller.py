@@ -595,13 +595,13 @@ def test_a_called_off_member_that_does_not_leave_falls_under_the_same_rule() -> 
     assert play.begin().members == (1,)
 
 
-def lose(play: Play, heartbeat: Heartbeat | None, *, step: int) -> None:
+def lose(play: Play, heartbeat: Heartbeat | None, *, step: int, oom_kills: int | None = None) -> None:
     """The oldest worker dies after this heartbeat of its; the other one leaves at this step; a replacement joins."""
     begin = play.begin()
     victim, other = begin.members[0], begin.members[1]
     if heartbeat is not None:
         play(Heartbeat(victim, heartbeat.activity, heartbeat.step, heartbeat.shard, heartbeat.beats))
-    play(Died(victim, ""), leaves(other, begin.generation, "called off", Progress(step)))
+    play(Died(victim, "", oom_kills=oom_kills), leaves(other, begin.generation, "called off", Progress(step)))
     if play.state.phase != "ended":
         play(Ready(play.of(Start)[-1].member, FACTS))
 
@@ -615,6 +615,14 @@ def test_three_losses_that_were_seen_at_one_micro_batch_end_the_run_by_name() ->
     assert isinstance(play.error(), WorkerLost)
     assert "step 5, shard 1: 3 workers in a row were lost while they computed it" in str(play.error())
     assert "look at the samples of this micro-batch" in str(play.error())
+
+
+def test_the_out_of_memory_killer_is_named_beside_the_micro_batch_that_may_take_too_much() -> None:
+    play = begun(requirements(spares=1))
+    for kills in (0, 1, 2):
+        lose(play, compute(0, 5, 1), step=5, oom_kills=kills)
+    assert "out-of-memory killer has ended 2 processes here" in play.error().remedy
+    assert "look at the samples of this micro-batch" in play.error().remedy
 
 
 def test_inferred_losses_need_one_more_and_name_the_shards_in_common() -> None:

@@ -27,6 +27,9 @@ _PATIENCE = {
 _LONGEST_S = (2**31 - 1) // 1000  # Ray makes milliseconds of all of them
 # The head takes a node for dead that has not answered so often, every 3 s, and its raylet and all members then end.
 _UNSUSPECTING = {"RAY_health_check_failure_threshold": "100000"}
+# Ray ends several workers at once where 95% of a machine's memory are taken, by whomever, and a run loses steps. The kernel
+# ends one when none is left, and Ray's workers before others (oom_score_adj).
+_UNMONITORED = {"RAY_memory_monitor_refresh_ms": "0"}
 # Else `ray.init` waits until idle workers are up, which actors with options of their own do not take.
 _UNHURRIED = {"RAY_prestart_worker_first_driver": "0"}
 _EVERYTHING = "."
@@ -70,6 +73,11 @@ def unsuspecting() -> contextlib.AbstractContextManager[None]:
     """The head of a private Ray that is started within this block never takes its only node for dead. On a machine that is far
     too busy a raylet may not answer for minutes, and whether it lives its launch sees by itself."""
     return _set(_UNSUSPECTING)
+
+
+def unmonitored() -> contextlib.AbstractContextManager[None]:
+    """A private Ray that is started within this block leaves it to the kernel to end workers where memory is short."""
+    return _set(_UNMONITORED)
 
 
 def outliving() -> contextlib.AbstractContextManager[None]:

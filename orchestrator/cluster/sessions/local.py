@@ -29,6 +29,7 @@ from orchestrator.cluster.sessions.environment import (
     patient,
     prepare_environment,
     replaced,
+    unmonitored,
     unsuspecting,
 )
 from orchestrator.cluster.sessions.isolation import isolated
@@ -124,6 +125,7 @@ class LocalRay:
             stack.enter_context(_awaited_raylet(self._start_timeout_s, self._check))
             stack.enter_context(patient(self._start_timeout_s))
             stack.enter_context(unsuspecting())
+            stack.enter_context(unmonitored())
             stack.enter_context(_loopback_kept())
             stack.enter_context(_type_of_a_card_that_answers(self._actors.product))
             if self._outlived:

@@ -121,18 +121,16 @@ def lost_at_start(
     why: str,
     details: str,
     error: OrchestratorError | None = None,
-    *,
-    oom_kills: int | None = None,
 ) -> None:
     """Replace a member that was lost before the first step, or end the run. error: what the run ends with where too many
-    are lost; None: that they are. oom_kills: as of `Died`."""
+    are lost; None: that they are."""
     deaths = decision.state.deaths + 1
     decision.remove(member)
     decision.set(deaths=deaths)
     if deaths > START_DEATHS:
         error = error or WorkerLost(
             f"{member.name} {why}; it is loss {deaths} before the first step",
-            killer_in_words(oom_kills),
+            killer_in_words(decision.state.oom_kills),
             details,
             code="worker.lost-at-start",
         )

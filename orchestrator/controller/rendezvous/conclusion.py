@@ -7,6 +7,7 @@ lost each other (rule C5). The rest is done by `formation`.
 
 from __future__ import annotations
 
+from orchestrator.common.control_groups import killer_in_words
 from orchestrator.controller import fault_attribution
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Recovered
@@ -79,8 +80,9 @@ def _regroup(decision: Decision) -> None:
     step = _standing(decision.state, generation)
     losses, stalls = fault_attribution.suspect(decision.state, step)
     decision.set(losses=losses, stalls=stalls)
-    staged = decision.state.requirements.members.stages > 1
-    error_or_none = fault_attribution.faulty_micro_batch(losses, stalls, staged=staged) or _without_progress(decision)
+    staged, oom_kills = decision.state.requirements.members.stages > 1, decision.state.oom_kills
+    at_fault = fault_attribution.faulty_micro_batch(losses, stalls, staged=staged, oom_kills=oom_kills)
+    error_or_none = at_fault or _without_progress(decision)
     if error_or_none is not None:
         decision.end(
             error_or_none, f"generation {generation.number} ended at step {step} and another would not get further"
@@ -103,6 +105,9 @@ def _standing(state: ControllerState, generation: GenerationStatus) -> int:
     return max([committed, generation.steps, *computed])
 
 
+_JOURNAL = "look at why members lose contact or die: the journal of the run names each"
+
+
 def _without_progress(decision: Decision) -> RunFailed | None:
     """Counts the generations without progress; an error when there are too many."""
     state, generation = decision.state, decision.generation()
@@ -117,7 +122,7 @@ def _without_progress(decision: Decision) -> RunFailed | None:
     return WorkerLost(
         f"{quiet + deadly} generations in a row got no further than step {steps_of(decision.state.mark)}; "
         f"{deadly} of them lost a member",
-        "look at why members lose contact or die: the journal of the run names each",
+        f"{killer_in_words(state.oom_kills)}, or {_JOURNAL}" if state.oom_kills else _JOURNAL,
         code="worker.losses-in-a-row",
     )
 
