@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,6 +157,44 @@ def test_parameters_that_nothing_trains_are_told(pipeline: type[p.Small], told: 
     why = [each["why"] for each in said if each.get("event") == "device"]
     assert len(why) == told
     assert all("(pipeline.criterion.weight and 3 more), so nothing trains them" in each for each in why)
+
+
+class Viewing(p.Small):
+    """Has a view of a parameter from model(). reads: what computes with it."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def model(self) -> torch.nn.Module:
+        model: Any = super().model()
+        model.views = {"transposed": [model.weight.t()]}
+        return torch.nn.Sequential(model, torch.nn.utils.spectral_norm(torch.nn.Linear(p.CLASSES, p.CLASSES)))
+
+    def loss(self, model: Any, batch: p.Batch) -> Any:
+        return super().loss(model, batch) + self.read("loss", model)
+
+    def metrics(self, model: Any, batch: p.Batch) -> dict[str, Any]:  # noqa: ARG002
+        return {"read": self.read("metrics", model)}
+
+    def read(self, where: str, model: Any) -> Any:
+        return model[0].views["transposed"][0].sum() if where == self.reads else torch.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("reads", "what"), [("loss", "micro-batch (step 0, shard 0)"), ("metrics", "validation batch 0"), ("nothing", None)]
+)
+def test_a_view_of_a_parameter_from_before_it_was_moved_is_refused_where_it_is_used(
+    reads: str, what: str | None
+) -> None:
+    settings = settings_for(Viewing)
+    plan = resolve(replace(settings, pipeline=replace(settings.pipeline, args={"reads": reads})))
+    with (
+        refused("model.former-memory", f"'0.weight', such as a view of it, is used while {what}")
+        if what
+        else nullcontext()
+    ):
+        Worker(plan, LocalRegions(), ProcessServices()).prepare()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -31,6 +31,7 @@ from orchestrator.pipeline import naming
 from orchestrator.worker.admission import state_detection, varying_operation
 from orchestrator.worker.admission.varying_operation import Difference
 from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model.held_memory import hold_memory
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica, parameters_of, whole_gradients
 
@@ -76,6 +77,8 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
         behind = lambda shard: _computed(workload, replica, shard, spares=anew is not None)  # noqa: E731
         of_shards = functools.partial(verify, what, own[:2], take_shard, behind=behind, differs=differs)
         first = of_shards(repeats=anew is None) or ("" if not own else None)
+        if first:
+            _refuse_former_memory(replica, what, functools.partial(take_shard, own[0]))
     if pinned and first is not None:
         common = range(min(1, len(workload.evaluation_batches)))
         of = lambda batch: fingerprint(workload, replica, batch, workload.loss_of_validation)  # noqa: E731
@@ -87,6 +90,8 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
         take_batch = lambda batch: _evaluated(workload, replica, batch)  # noqa: E731
         of_batches = functools.partial(verify, "validation batch 0", batches, take_batch)
         evaluated = of_batches(repeats=in_another_way is None)
+        if evaluated is not None:
+            _refuse_former_memory(replica, "validation batch 0", functools.partial(take_batch, 0))
     if in_another_way is not None:  # behind what looks at the model's objects, some of which it changes
         if in_another_way.fingerprint(own[0]) != first:
             of_shards()  # an error if it is the batch that varies
@@ -246,6 +251,24 @@ def _refuse_changed(settings: Mapping[str, str], what: str) -> None:
             f"settings of torch were changed while {what} was computed: {', '.join(changed)}",
             "leave them as they are: run.threads, run.tf32 and run.precision are for that, and tensors take device= and dtype=",
             code="pipeline.changes-torch",
+        )
+
+
+def _refuse_former_memory(replica: Replica, what: str, compute: Callable[[], object]) -> None:
+    """Raises PipelineRaised where the batch is computed of a tensor that lies where a parameter lay before it was moved."""
+    before = replica.former_memory()
+    if not before:
+        return
+    with hold_memory() as held:
+        compute()
+    former = replica.former_memory()  # where memory is let go meanwhile, other tensors may get it
+    for address in held.given(former.keys()):
+        raise PipelineRaised(
+            f"a tensor that model() has made of the parameter {former[address]!r}, such as a view of it, is used while "
+            f"{what} is computed: the parameter is moved behind model(), and the tensor keeps its first values",
+            "make it in forward(), of the parameter as it is then: self.weight.t(); where its first values are meant, make "
+            "it of self.weight.detach().clone()",
+            code="model.former-memory",
         )
 
 

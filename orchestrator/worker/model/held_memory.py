@@ -55,6 +55,10 @@ class HoldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Each with its version, and without the nodes for gradients that it may belong to.
         self._before = {address: tensor.detach() for address, tensor in self._before.items()}
 
+    def given(self, addresses: Set[int]) -> Set[int]:
+        """The addresses, among these, of memory from before that operations were given. Behind the block."""
+        return addresses & self._before.keys()
+
     def watched(self, own: Any) -> Watched:
         """The tensors from before, but those in the memory of `own`, tensors in containers. Behind the block."""
         known = {address for address, _ in _memory(own)}

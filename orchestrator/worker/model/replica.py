@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import foreach
@@ -292,10 +293,21 @@ class Replica:
     def _move_into_flat_buffer(self, device: torch.device) -> None:
         slots = self.layout.slots[: len(self.parameters)]
         self._flat = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
+        self._former = {}
+        for slot, parameter in zip(slots, self.parameters, strict=True):
+            if parameter.numel():
+                memory = parameter.untyped_storage()
+                self._former[memory.data_ptr()] = slot.name, StorageWeakRef(memory)  # type: ignore[no-untyped-call]
         for slot, parameter in zip(slots, self.parameters, strict=True):
             place = slot.view(self._flat)
             place.copy_(parameter.detach())
             parameter.data = place
+
+    def former_memory(self) -> dict[int, str]:
+        """The addresses at which the model had its trained parameters before, where something still holds that memory, such as
+        a view that model() has made; with their names."""
+        held = self._former.items()
+        return {address: name for address, (name, memory) in held if not memory.expired()}  # type: ignore[no-untyped-call]
 
     def check_shard(self, *, buffers: bool = True) -> None:
         """After each shard: raises PipelineRaised when the user's code touched the contribution before, which still waits, or a
