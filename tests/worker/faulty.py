@@ -301,6 +301,25 @@ class FreezesALayerOnce(Numbered):
         return super().loss(model, batch)
 
 
+class OptimizerAnneals(Numbered):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        outer = self
+
+        class Annealing(torch.optim.SGD):
+            def step(self, closure: Any = None) -> None:  # type: ignore[override]
+                super().step(closure)
+                outer.factor *= 0.5
+
+        return Annealing(model.parameters(), lr=0.1)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch) * self.factor
+
+
 class LeavesAParameterUnwritten(Numbered):
     def model(self) -> nn.Module:
         model = nn.Linear(FEATURES, CLASSES)

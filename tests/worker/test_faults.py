@@ -130,6 +130,7 @@ PREPARING = [
 COMPUTING = [
     Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step 2", "came out differently", "whatever the step")),
     Fault(f.BeginsAPhaseOnce, Inconsistent, ("new value of pipeline.factor", "in each call"), OWN_SHARDS),
+    Fault(f.OptimizerAnneals, Inconsistent, ("new value of pipeline.factor", "frozen parameter"), OWN),
     Fault(f.FreezesALayerOnce, Inconsistent, ("without the new value of model.0.training",), OWN_SHARDS),
     Fault(f.LeavesAParameterUnwritten, NonFinite, ("loss is nan", "the parameter 'bias' of the model holds NaN")),
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),

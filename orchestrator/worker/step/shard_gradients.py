@@ -128,14 +128,15 @@ class ShardGradients:
         return self.workload.batches.named(step, shard)
 
     def _is_tried(self, step: int, shard: int) -> bool:
-        """Whether this micro-batch is computed twice: a loss that is told the step may begin to keep something at
-        any, and admission has seen step 0 alone. Each step up to 8, then four of each doubling, and where a value of
-        the code has changed."""
+        """Whether this micro-batch is computed twice, since admission has seen step 0 alone. It is if more values of the
+        code have changed, as by an optimizer. If any have, or if loss is told the step, it also is in each step up to 8, then
+        in four of each doubling."""
         workload = self.workload
-        if not workload.takes_step or isinstance(workload.pipeline, Adapted) or workload.batches.streams is not None:
+        if isinstance(workload.pipeline, Adapted) or workload.batches.streams is not None:
             return False
         zeros = max(0, step.bit_length() - 3)
-        is_due = self._has_changed(step) or step >> zeros << zeros == step
+        is_due = self._has_changed(step)
+        is_due |= step >> zeros << zeros == step and (workload.takes_step or bool(self._changed))
         if not is_due or step <= self._tried or not workload.batches.rows(step, shard):
             return False
         self._tried = step
@@ -167,7 +168,8 @@ class ShardGradients:
             return Inconsistent(
                 f"step {step}: shard {shard} has another loss or gradient without the new value of {min(self._changed)}, "
                 "which a worker that joins would not have",
-                "set it in each call of loss(), as a function of step; or have a buffer of the model with a rule in buffers()",
+                "set it in each call of loss(), as a function of step; or have a frozen parameter that the optimizer moves, "
+                "or a buffer with a rule in buffers()",
                 code="pipeline.changed-once",
             )
         what = f"loss or a gradient of shard {shard}"
