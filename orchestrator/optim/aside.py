@@ -10,15 +10,17 @@ import inspect
 import io
 import pickle
 import types
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
 from orchestrator.pipeline import Pipeline
 
 _PACKAGES = "-packages"  # in the file of a function: modules of packages have caches and counters of their own
 _OPAQUE = (type, types.ModuleType, Pipeline)
+_PLAIN = (type(None), bool, int, float, str)
 
 
 def bytes_of(value: Any, known: Set[int]) -> bytes | None:
@@ -46,6 +48,23 @@ def variables(function: types.FunctionType) -> dict[str, Any]:
         name: value
         for name, value in function.__globals__.items()
         if name in named and not isinstance(value, (bool, *_OPAQUE))
+    }
+
+
+def closure(function: types.FunctionType) -> dict[str, Any]:
+    """The variables of the functions around it that a function uses, but for flags."""
+    held = zip(function.__code__.co_freevars, map(content, function.__closure__ or ()), strict=True)
+    return {name: value for name, value in held if not isinstance(value, (bool, Dataset, *_OPAQUE))}
+
+
+def pipelines(values: Iterable[Any]) -> Iterator[Pipeline]:
+    return (value for value in values if isinstance(value, Pipeline))
+
+
+def texts(owner: object) -> dict[str, str]:
+    """The numbers and texts in public attributes, by name."""
+    return {
+        name: repr(value) for name, value in vars(owner).items() if type(value) in _PLAIN and not name.startswith("_")
     }
 
 

@@ -410,12 +410,18 @@ def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict
     if not is_torchs:
         torchs = _attributes_of(base)
         kept.update((f"attribute {key!r}", value) for key, value in vars(optimizer).items() if key not in torchs)
+        owners = [*aside.pipelines(vars(optimizer).values())]
         for kind in _users_kinds(type(optimizer)):
             own = {key: value for key, value in vars(kind).items() if not key.startswith("__")}
             kept.update((f"class's attribute {key!r}", own[key]) for key in own if _is_variable(own[key]))
             for function in aside.functions_of(kind):
                 named = aside.variables(function).items()
                 kept.update((f"variable {key!r} of the module {function.__module__}", value) for key, value in named)
+                kept.update((f"variable {key!r}", value) for key, value in aside.closure(function).items())
+                owners += aside.pipelines(aside.content(cell) for cell in function.__closure__ or ())
+        kept.update(
+            (f"pipeline's attribute {key!r}", text) for owner in owners for key, text in aside.texts(owner).items()
+        )
     strange = [key for key in optimizer.state if id(key) not in known]
     found = {name: told for name, value in kept.items() if (told := aside.bytes_of(value, known)) is not None}
     return found | ({"attribute 'state'": repr(strange).encode()} if strange else {})
@@ -435,8 +441,8 @@ def _is_variable(value: Any) -> bool:
 
 
 def model_marks(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, object]:
-    """Marks of buffers, and of which parameters are frozen, by what it means that a mark differs after a step: no other worker
-    would hear of it. Nothing for torch's classes, which change neither."""
+    """Marks of buffers, of which parameters are frozen, and of attributes of layers, by what it means that a mark differs after
+    a step: no other worker would hear of it. Nothing for torch's classes, which change none of them."""
     if type(optimizer) in OPTIMIZERS.values() and not is_watched(optimizer):
         return {}
     buffers: dict[str, object] = {
@@ -446,7 +452,12 @@ def model_marks(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dic
         f"froze or thawed the parameter {name!r}": parameter.requires_grad
         for name, parameter in model.named_parameters()
     }
-    return buffers | frozen
+    attributes: dict[str, object] = {
+        f"changed the attribute {f'{place}.{name}'.lstrip('.')!r}": text
+        for place, layer in model.named_modules()
+        for name, text in aside.texts(layer).items()
+    }
+    return buffers | frozen | attributes
 
 
 @functools.cache

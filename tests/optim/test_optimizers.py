@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from orchestrator.optim import optimizers
-from orchestrator.optim.optimizers import OPTIMIZERS, build, check, kept_aside, problems
+from orchestrator.optim.optimizers import OPTIMIZERS, build, check, kept_aside, model_marks, problems
+from orchestrator.pipeline import Pipeline
 from tests.refusals import refused
 
 SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
@@ -231,6 +232,47 @@ def counter() -> Callable[[], int]:
         return steps
 
     return count
+
+
+class Around(Pipeline):
+    """Its optimizer counts steps in a variable around it, or at the pipeline."""
+
+    def __init__(self, where: str) -> None:
+        self.steps, self.where = 0, where
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        steps, where = 0, self.where
+
+        class Counts(torch.optim.SGD):
+            def step(own, closure: Any = None) -> Any:  # noqa: N805
+                nonlocal steps
+                super().step(closure)
+                steps += where == "variable 'steps'"
+                self.steps += where == "pipeline's attribute 'steps'"
+
+        return Counts(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("where", ["variable 'steps'", "pipeline's attribute 'steps'"])
+def test_what_a_step_counts_around_its_class_is_found(where: str) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Around(where).optimizer(model)
+    before = kept_aside(optimizer, model)
+    optimizer.step()
+    after = kept_aside(optimizer, model)
+    assert [name for name in after if before[name] != after[name]] == [where]
+    assert kept_aside(optimizer, model) == after
+
+
+def test_an_attribute_of_a_layer_that_a_step_changes_is_found() -> None:
+    model = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 2))
+    optimizer = Counting(model.parameters(), "defaults")
+    before = model_marks(optimizer, model)
+    optimizer.step()
+    assert model_marks(optimizer, model) == before
+    setattr(model.get_submodule("0"), "p", 0.2)  # noqa: B010
+    changed = {what for what, mark in model_marks(optimizer, model).items() if before[what] != mark}
+    assert changed == {"changed the attribute '0.p'"}
 
 
 @pytest.mark.parametrize(
