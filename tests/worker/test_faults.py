@@ -15,6 +15,7 @@ import torch
 
 from orchestrator.comm.topologies import TOPOLOGIES
 from orchestrator.comm.transports.base import Received, Tag, Transport
+from orchestrator.config.settings import Every
 from orchestrator.errors import (
     CardFailed,
     ConfigurationError,
@@ -48,6 +49,7 @@ class Fault:
 
 OWN: dict[str, Any] = {"optimizer": None}
 OWN_SHARDS: dict[str, Any] = {"claims": False}  # who computes nothing in a step changes nothing in it
+CALIBRATING: dict[str, Any] = {"evaluate_every": Every(steps=1), **OWN_SHARDS}
 UNSEEN: dict[str, Any] = {"args": {"held_out": None}}
 COMPILED = Fault(f.Compiled, PipelineRaised, ("'0'", "torch.compile"))
 PREPARING = [
@@ -130,7 +132,8 @@ PREPARING = [
 COMPUTING = [
     Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step 2", "came out differently", "whatever the step")),
     Fault(f.BeginsAPhaseOnce, Inconsistent, ("new value of pipeline.factor", "in each call"), OWN_SHARDS),
-    Fault(f.OptimizerAnneals, Inconsistent, ("new value of pipeline.factor", "frozen parameter"), OWN),
+    Fault(f.OptimizerAnneals, PipelineRaised, ("its pipeline's attribute 'factor'", "frozen parameters"), OWN),
+    Fault(f.EvaluationCalibrates, Inconsistent, ("new value of pipeline.factor",), CALIBRATING),
     Fault(f.FreezesALayerOnce, Inconsistent, ("without the new value of model.0.training",), OWN_SHARDS),
     Fault(f.LeavesAParameterUnwritten, NonFinite, ("loss is nan", "the parameter 'bias' of the model holds NaN")),
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),
