@@ -333,6 +333,16 @@ class EvaluationCalibrates(Numbered):
         return loss
 
 
+class FreezesParametersOnce(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Linear(CLASSES, CLASSES))
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step == 1:
+            model.get_submodule("0").requires_grad_(False)
+        return super().loss(model, batch)
+
+
 class LeavesAParameterUnwritten(Numbered):
     def model(self) -> nn.Module:
         model = nn.Linear(FEATURES, CLASSES)

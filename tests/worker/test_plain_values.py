@@ -11,6 +11,7 @@ from torch import nn
 
 from orchestrator.worker.step.plain_values import PlainValues
 from tests.worker.faulty import Numbered
+from tests.worker.pipelines import CLASSES, FEATURES
 from tests.worker.runs import Layout, train
 
 
@@ -38,6 +39,17 @@ class Follows(Numbered):
         return super().loss(model, batch) * self.factor
 
 
+class Freezes(Numbered):
+    """A layer that is frozen from a certain step on."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Linear(CLASSES, CLASSES))
+
+    def loss(self, model: nn.Module, batch: Any, step: int = 0) -> Any:
+        model.get_submodule("0").requires_grad_(step < 2)
+        return super().loss(model, batch)
+
+
 class Late(Numbered):
     """A value and an array that any worker sets in its first step from a certain one on."""
 
@@ -52,6 +64,6 @@ class Late(Numbered):
         return super().loss(model, batch) * (self.factor if self.weight is None else self.factor * self.weight)
 
 
-@pytest.mark.parametrize("kind", [Follows, Late])
+@pytest.mark.parametrize("kind", [Follows, Freezes, Late])
 def test_what_follows_from_the_step_trains(kind: type[Numbered]) -> None:
     assert len({train(kind, layout, steps=5).digest for layout in (Layout(), Layout(2))}) == 1

@@ -148,8 +148,9 @@ class ShardGradients:
             return False
         self._looked = step
         if self._values is None:
-            layers = self.workload.model.named_modules(prefix="model")
-            self._values = PlainValues([("pipeline", self.workload.pipeline), *layers])
+            model = self.workload.model
+            objects = [("pipeline", self.workload.pipeline), *model.named_modules(prefix="model")]
+            self._values = PlainValues(objects, model.named_parameters(prefix="model"))
         known, self._changed = self._changed, self._changed.union(self._values.changed())
         return self._changed != known
 
