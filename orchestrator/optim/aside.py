@@ -53,7 +53,7 @@ def variables(function: types.FunctionType) -> dict[str, Any]:
 
 def closure(function: types.FunctionType) -> dict[str, Any]:
     """The variables of the functions around it that a function uses, but for flags."""
-    held = zip(function.__code__.co_freevars, map(content, function.__closure__ or ()), strict=True)
+    held = zip(function.__code__.co_freevars, cells(function), strict=True)
     return {name: value for name, value in held if not isinstance(value, (bool, Dataset, *_OPAQUE))}
 
 
@@ -65,6 +65,16 @@ def texts(owner: object) -> dict[str, str]:
     """The numbers and texts in public attributes, by name."""
     return {
         name: repr(value) for name, value in vars(owner).items() if type(value) in _PLAIN and not name.startswith("_")
+    }
+
+
+def named(owner: object, function: types.FunctionType) -> dict[str, Any]:
+    """The attributes of an object that a function names, but for flags and data."""
+    names = set(_names(function.__code__))
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if name in names and not isinstance(value, (bool, Dataset, *_OPAQUE))
     }
 
 
@@ -92,9 +102,13 @@ class _Changes(pickle.Pickler):
 
 
 def _held_by(function: types.FunctionType) -> tuple[Any, ...]:
-    cells = [content(cell) for cell in function.__closure__ or ()]
-    named = variables(function) if _is_users(function) else {}
-    return cells, function.__defaults__, function.__kwdefaults__, vars(function), named
+    used = variables(function) if _is_users(function) else {}
+    return cells(function), function.__defaults__, function.__kwdefaults__, vars(function), used
+
+
+def cells(function: types.FunctionType) -> list[Any]:
+    """The contents of its closure."""
+    return [content(cell) for cell in function.__closure__ or ()]
 
 
 def content(cell: types.CellType) -> Any:

@@ -12,6 +12,7 @@ and keeps what it remembers where `Optimizer.state_dict` finds it.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import types
@@ -410,18 +411,17 @@ def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict
     if not is_torchs:
         torchs = _attributes_of(base)
         kept.update((f"attribute {key!r}", value) for key, value in vars(optimizer).items() if key not in torchs)
-        owners = [*aside.pipelines(vars(optimizer).values())]
+        functions = [each for kind in _users_kinds(type(optimizer)) for each in aside.functions_of(kind)]
         for kind in _users_kinds(type(optimizer)):
             own = {key: value for key, value in vars(kind).items() if not key.startswith("__")}
             kept.update((f"class's attribute {key!r}", own[key]) for key in own if _is_variable(own[key]))
-            for function in aside.functions_of(kind):
-                named = aside.variables(function).items()
-                kept.update((f"variable {key!r} of the module {function.__module__}", value) for key, value in named)
-                kept.update((f"variable {key!r}", value) for key, value in aside.closure(function).items())
-                owners += aside.pipelines(aside.content(cell) for cell in function.__closure__ or ())
-        kept.update(
-            (f"pipeline's attribute {key!r}", text) for owner in owners for key, text in aside.texts(owner).items()
-        )
+        for function in functions:
+            named = aside.variables(function).items()
+            kept.update((f"variable {key!r} of the module {function.__module__}", value) for key, value in named)
+            kept.update((f"variable {key!r}", value) for key, value in aside.closure(function).items())
+        for owner in aside.pipelines([*vars(optimizer).values(), *itertools.chain(*map(aside.cells, functions))]):
+            held = [aside.texts(owner), *(aside.named(owner, function) for function in functions)]
+            kept.update((f"pipeline's attribute {key!r}", each[key]) for each in held for key in each)
     strange = [key for key in optimizer.state if id(key) not in known]
     found = {name: told for name, value in kept.items() if (told := aside.bytes_of(value, known)) is not None}
     return found | ({"attribute 'state'": repr(strange).encode()} if strange else {})

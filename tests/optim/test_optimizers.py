@@ -235,10 +235,10 @@ def counter() -> Callable[[], int]:
 
 
 class Around(Pipeline):
-    """Its optimizer counts steps in a variable around it, or at the pipeline."""
+    """Its optimizer counts steps in a variable around it, at the pipeline, or in what that holds."""
 
     def __init__(self, where: str) -> None:
-        self.steps, self.where = 0, where
+        self.steps, self.where, self._box = 0, where, Box()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         steps, where = 0, self.where
@@ -249,11 +249,12 @@ class Around(Pipeline):
                 super().step(closure)
                 steps += where == "variable 'steps'"
                 self.steps += where == "pipeline's attribute 'steps'"
+                self._box.steps += where == "pipeline's attribute '_box'"
 
         return Counts(model.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("where", ["variable 'steps'", "pipeline's attribute 'steps'"])
+@pytest.mark.parametrize("where", ["variable 'steps'", "pipeline's attribute 'steps'", "pipeline's attribute '_box'"])
 def test_what_a_step_counts_around_its_class_is_found(where: str) -> None:
     model = nn.Linear(2, 2)
     optimizer = Around(where).optimizer(model)
