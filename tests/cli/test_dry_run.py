@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from tests.refusals import refused
 from tests.worker import pipelines
 from tests.worker.pipeline_parallel.test_runs import Deep
 from tests.worker.runs import Layout, settings_for
+
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 def cut(plan: Plan) -> dict[str, Any] | None:
@@ -126,6 +129,23 @@ def test_a_plan_asks_for_the_store_and_writes_nothing(tmp_path: Path) -> None:
     ask(None)
     ask(f"sqlite:///{tmp_path}/mlflow.db")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_asks_a_server_that_is_gone_but_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's client would ask eight times, in four minutes, and say nothing."""
+    tries: list[str | None] = []
+
+    def client(*_: str) -> None:
+        tries.append(os.environ.get(RETRIES))
+        raise ConnectionError("refused")
+
+    monkeypatch.setenv(RETRIES, "")
+    monkeypatch.delenv(RETRIES)
+    monkeypatch.setattr("mlflow.MlflowClient", client)
+    monkeypatch.setattr("orchestrator.provenance.tracking.asking.is_open", lambda _: False)
+    with refused("mlflow.unusable", "http://gone.example"):
+        ask("http://gone.example")
+    assert tries == ["0"]
 
 
 SCENE = """

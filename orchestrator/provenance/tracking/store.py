@@ -483,6 +483,7 @@ def _silence() -> None:
 
 def client_of(uri: str) -> Any:
     """MLflow's own, which has been answered once. Raises ConfigurationError."""
+    _silence()
     with lean.importing(), store_errors.usable(uri):
         import mlflow
 
