@@ -54,7 +54,9 @@ def open_storage(place: str | Path) -> Storage:
     else:
         return Remote(str(place))
     try:
-        return LocalFolder(folder)
+        return LocalFolder(folder.expanduser())  # a shell leaves the ~ of checkpoint.uri=~/x as it is, and so does YAML
+    except RuntimeError as error:
+        raise unusable(f"checkpoint.uri: {folder}", error, "the user behind ~ has no home here") from error
     except OSError as error:
         raise unusable(f"checkpoint.uri: {folder}", error, _say(error)) from error
 

@@ -153,10 +153,10 @@ class RunFolder:
 
     def checkpoints_at(self, uri: str | None) -> str:
         """The place of its checkpoints: a path, or a URL under which several runs may lie. A relative path begins in the
-        project's folder, wherever this process works."""
+        project's folder, wherever this process works, and `~` is the home of whoever does."""
         if uri is None:
             return str(self.checkpoints)
-        place = uri if "://" in uri else str(self.path.parent.parent / uri)
+        place = uri if "://" in uri else str(self.path.parent.parent / Path(uri).expanduser())
         return f"{place.rstrip('/')}/{self.path.name}"
 
     @property

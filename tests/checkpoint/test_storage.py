@@ -65,7 +65,14 @@ def test_file_urls_are_local_folders(tmp_path: Path) -> None:
     assert isinstance(open_storage("memory://x"), Remote)
 
 
-@pytest.mark.parametrize("place", ["nosuch://bucket/x", "/dev/null/x", "file:///dev/null/x"])
+def test_the_home_of_the_user_is_meant_by_its_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", f"{tmp_path}/me")
+    try_out("~/kept")
+    assert names(tmp_path) == ["me"]
+
+
+@pytest.mark.parametrize("place", ["nosuch://bucket/x", "/dev/null/x", "file:///dev/null/x", "~nobody-at-all/x"])
 def test_places_that_cannot_be_are_refused(place: str) -> None:
     with refused("settings.place", place.removeprefix("file://")):
         open_storage(place)

@@ -92,3 +92,11 @@ def test_a_relative_place_of_checkpoints_begins_in_the_projects_folder(tmp_path:
     assert files.checkpoints_at("kept") == f"{tmp_path}/kept/a"
     assert files.checkpoints_at("/kept/") == "/kept/a"
     assert files.checkpoints_at("s3://bucket/kept") == "s3://bucket/kept/a"
+
+
+def test_the_home_in_the_place_of_checkpoints_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a folder `~` appears in the project, whose files are recorded as its code."""
+    monkeypatch.setenv("HOME", "/home/me")
+    files = RunFolder(project_folder(tmp_path), "a")
+    assert files.checkpoints_at("~/kept") == "/home/me/kept/a"
+    assert files.checkpoints_at("/~/kept") == "/~/kept/a"

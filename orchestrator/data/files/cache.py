@@ -455,5 +455,13 @@ def current() -> Cache:
 
 
 def folder() -> Path:
+    """Raises ConfigurationError."""
+    if _used["folder"] is not None:
+        try:
+            return Path(_used["folder"]).expanduser()
+        except RuntimeError as error:
+            raise unusable(
+                f"data.cache_folder: {_used['folder']}", error, "the user behind ~ has no home here"
+            ) from error
     home = os.environ.get("XDG_CACHE_HOME")
-    return Path(_used["folder"] or (Path(home) if home else Path.home() / ".cache") / "orchestrator" / "files")
+    return (Path(home) if home else Path.home() / ".cache") / "orchestrator" / "files"

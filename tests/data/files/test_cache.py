@@ -98,6 +98,20 @@ def test_what_is_held_is_right_and_within_the_limit(
         each.close()
 
 
+def test_the_home_of_the_user_is_meant_by_its_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a folder `~` appears in the project."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    limit, before, patience_s = module.used()
+    try:
+        module.use(limit, "~/kept", patience_s)
+        assert module.folder() == tmp_path / "kept"
+        module.use(limit, "~nobody-at-all/kept", patience_s)
+        with refused("settings.place", "data.cache_folder: ~nobody-at-all/kept"):
+            module.folder()
+    finally:
+        module.use(limit, before, patience_s)
+
+
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     files = {name: _file(name, 30) for name in "abcd"}
     store, cache = Store(sizes=dict.fromkeys("abcd", 30)), Cache(tmp_path, 90)
