@@ -30,7 +30,7 @@ from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.member.generation import Generation
 from orchestrator.worker.member.heartbeat import Heartbeat
 from orchestrator.worker.pipeline_parallel import messages
-from orchestrator.worker.step.shard_gradients import Contribution
+from orchestrator.worker.step.contribution import Contribution
 
 _LOOK_S = (0.002, 0.01)  # between the first two looks at the gate, and between later ones at most
 _ALIVE_S = 0.05  # between two beats of one who waits at the gate

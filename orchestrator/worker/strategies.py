@@ -57,12 +57,14 @@ from orchestrator.worker.pipeline_parallel.turns import once, turn
 from orchestrator.worker.step.carriers import Carriers
 from orchestrator.worker.step.checking import checks_of
 from orchestrator.worker.step.clipped_trainer import ClippedSum, ClippedTrainer
+from orchestrator.worker.step.contribution import Contributing
 from orchestrator.worker.step.executor import Executor
 from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.local_steps import LocalSteps
 from orchestrator.worker.step.local_trainer import LocalTrainer
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
-from orchestrator.worker.step.shard_gradients import Contributing, ShardGradients
+from orchestrator.worker.step.second_computation import SecondComputation
+from orchestrator.worker.step.shard_gradients import ShardGradients
 from orchestrator.worker.step.step_graphs import StepGraphs
 from orchestrator.worker.step.summation import CompressedSum, DirectSum, Summation, first_residuals
 
@@ -79,6 +81,7 @@ class WorkerContext:
     workload: PipelineAdapter  # micro-batches and evaluation batches
     replica: Replica  # its copy of the model
     updater: Updater  # applies summed gradients to it
+    second: SecondComputation  # of a micro-batch, by the pipeline as it was
     before: Chain  # transforms of a shard's gradient before the sum
     services: ProcessServices  # of the member's process
     device: Device  # where it computes, and where its sums are made
@@ -307,10 +310,11 @@ def _contributing(context: WorkerContext, kept: Callable[[], State]) -> Contribu
     the first step."""
     local, beat = context.plan.update.local, context.services.heartbeat.beat
     if local is None:
-        return ShardGradients(context.workload, context.replica, context.before, kept)
-    seed, shard_of = context.plan.run.seed, context.workload.samples.shard_of
+        return ShardGradients(context.workload, context.replica, context.second, context.before, kept)
+    shard_of = context.workload.samples.shard_of
     beat_of = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
-    return LocalSteps(context.workload, context.replica, local, seed, beat_of, context.services.await_copied, kept)
+    await_copied = context.services.await_copied
+    return LocalSteps(context.workload, context.replica, context.second, local, beat_of, await_copied, kept)
 
 
 class _FreeReplicas(_WholeModel):
@@ -343,7 +347,7 @@ class AsyncStrategy(_FreeReplicas):
         replica, plan = context.replica, context.plan
         self._deltas = DeltaMemory(replica.layout, context.device.regions)
         shards, threshold, updating = plan.data.shards, self._mode.threshold, self._updating
-        updates = ShardUpdates(context.workload, replica, context.updater, shards, threshold, updating)
+        updates = ShardUpdates(context.workload, replica, context.second, context.updater, shards, threshold, updating)
         self._free = FreeReplica(replica, updates, self._states, self._memory, context.services, updating)
 
     def suit(self, generation: Generation, rank: int) -> None:
@@ -372,7 +376,9 @@ class GossipStrategy(_FreeReplicas):
         super().__init__(context)
         assert self._mode.graph is not None
         self._mixing = Mixing.of(self._mode.graph, context.plan.data.shards)
-        updates = ShardUpdates(context.workload, context.replica, context.updater, 1, 0.0, self._updating)
+        updates = ShardUpdates(
+            context.workload, context.replica, context.second, context.updater, 1, 0.0, self._updating
+        )
         self._models = ShardModels(context.replica, updates, self._states, self._memory, context.services)
 
     def executor(self, context: GenerationContext) -> tuple[Executor, Exchange]:

@@ -56,6 +56,7 @@ from orchestrator.worker.model.shard_graphs import ShardGraphs
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.pipeline_parallel import turns
 from orchestrator.worker.server import Server
+from orchestrator.worker.step.second_computation import SecondComputation
 from orchestrator.worker.strategies import GenerationContext, WorkerContext, strategy_of
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
@@ -200,8 +201,8 @@ class Worker:
                 workload.graphs = ShardGraphs(
                     *(device.recorder, replica, device.staging, tell, why_not), look if workload.takes_step else None
                 )
-        updater = Updater(workload, replica, optimizer, plan.update)
-        return WorkerContext(plan, workload, replica, updater, before, self._services, device)
+        updater, second = Updater(workload, replica, optimizer, plan.update), SecondComputation(workload, replica)
+        return WorkerContext(plan, workload, replica, updater, second, before, self._services, device)
 
     def _admitted(self, replica: Replica) -> dict[str, Any]:
         """Prove that this worker computes the bits of the others; returns what they compare (rule B4)."""

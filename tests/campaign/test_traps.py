@@ -20,7 +20,7 @@ from orchestrator.comm import collectives
 from orchestrator.comm.transports.base import Tag
 from orchestrator.common.injection import Moment
 from orchestrator.records.progress import Activity
-from orchestrator.worker.step.shard_gradients import Contribution
+from orchestrator.worker.step.contribution import Contribution
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
@@ -341,6 +342,24 @@ class FreezesParametersOnce(Numbered):
         if step == 1:
             model.get_submodule("0").requires_grad_(False)
         return super().loss(model, batch)
+
+
+class CopiesAtAStep(Numbered):
+    """Draws the model to what it was at step 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.earlier: nn.Module | None = None
+        self.last = torch.zeros(())
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        loss = super().loss(model, batch)
+        self.last = loss.detach()
+        if step < 2:
+            return loss
+        if self.earlier is None:
+            self.earlier = copy.deepcopy(model).requires_grad_(False)
+        return loss + (model(batch[0]) - self.earlier(batch[0])).square().mean()
 
 
 class LeavesAParameterUnwritten(Numbered):

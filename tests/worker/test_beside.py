@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -43,6 +44,11 @@ class Visited(p.Batchnorm):
     """Its loss lets the test in first."""
 
     visit: ClassVar[Callable[[nn.Module], object]] = id
+
+    @classmethod
+    def let_in(cls, monkeypatch: pytest.MonkeyPatch, visit: Callable[[nn.Module], object]) -> None:
+        """In a partial, whose closure no worker takes for the pipeline's."""
+        monkeypatch.setattr(cls, "visit", partial(visit))
 
     def loss(self, model: nn.Module, batch: p.Batch) -> Any:
         type(self).visit(model)
@@ -110,10 +116,9 @@ class Scene:
 @pytest.fixture(scope="module")
 def undisturbed() -> Scene:
     scene = Scene(Visited)
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # otherwise a checkpoint is put off while the one before is being written
-        patch.setattr(Visited, "visit", lambda _: scene.writer.wait(PATIENCE_S))
+    # Otherwise a checkpoint is put off while the one before is being written.
+    with pytest.MonkeyPatch.context() as patch:
+        Visited.let_in(patch, lambda _: scene.writer.wait(PATIENCE_S))
         assert scene.run().kind == "finished"
     return scene
 
@@ -134,7 +139,7 @@ def test_the_update_waits_until_the_state_is_copied(monkeypatch: pytest.MonkeyPa
             elif scene.writer._copy is not None:
                 held.begun.wait(PATIENCE_S)
 
-        monkeypatch.setattr(Visited, "visit", visit)
+        Visited.let_in(monkeypatch, visit)
         running = pool.submit(scene.run)
         assert scene.heartbeat.waiting.wait(PATIENCE_S)
         assert scene.heartbeat.snapshot()["activity"] == "update"
@@ -192,7 +197,7 @@ def test_who_waits_can_be_called_off_and_takes_no_state_over_before_the_copy(
     later = undisturbed.checkpoint(2 * SAVED)
     scene = Scene(Visited)
     with ThreadPoolExecutor(1) as pool, Held(monkeypatch) as held:
-        monkeypatch.setattr(Visited, "visit", lambda _: scene.writer._copy is None or held.begun.wait(PATIENCE_S))
+        Visited.let_in(monkeypatch, lambda _: scene.writer._copy is None or held.begun.wait(PATIENCE_S))
         running = pool.submit(scene.run)
         assert scene.heartbeat.waiting.wait(PATIENCE_S)
         scene.heartbeat.call_off(0)
@@ -228,7 +233,7 @@ def test_a_parameter_that_the_pipeline_changes_is_in_no_checkpoint(
             next(iter(model.parameters())).mul_(2)
         held.gate.set()
 
-    monkeypatch.setattr(Visited, "visit", visit)
+    Visited.let_in(monkeypatch, visit)
     scene = Scene(Visited)
     with refused("model.parameter-changed"):
         scene.run()
@@ -250,7 +255,7 @@ def test_what_is_copied_is_written_while_the_step_goes_on(monkeypatch: pytest.Mo
             assert scene.writer._copying.wait(PATIENCE_S)
             begun.append(scene.writer._copy is None)
 
-    monkeypatch.setattr(Visited, "visit", visit)
+    Visited.let_in(monkeypatch, visit)
     scene = Scene(Visited)
     assert scene.run().kind == "finished"
     assert begun == [False, True]
@@ -266,7 +271,7 @@ def test_a_run_that_fails_while_computing_keeps_the_checkpoint_before(monkeypatc
             assert scene.writer._copying.wait(PATIENCE_S)
             raise ZeroDivisionError
 
-    monkeypatch.setattr(Visited, "visit", visit)
+    Visited.let_in(monkeypatch, visit)
     scene = Scene(Visited)
     with refused("pipeline.raised"):
         scene.run()

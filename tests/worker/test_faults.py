@@ -130,12 +130,13 @@ PREPARING = [
     Fault(f.EvaluationChangesBuffer, PipelineRaised, ("'seen'", "changed")),
 ]
 COMPUTING = [
-    Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step 2", "came out differently", "whatever the step")),
     Fault(f.BeginsAPhaseOnce, Inconsistent, ("new value of pipeline.factor", "in each call"), OWN_SHARDS),
     Fault(f.OptimizerAnneals, PipelineRaised, ("its pipeline's attribute 'factor'", "frozen parameters"), OWN),
     Fault(f.EvaluationCalibrates, Inconsistent, ("new value of pipeline.factor",), CALIBRATING),
     Fault(f.FreezesALayerOnce, Inconsistent, ("without the new value of model.0.training",), OWN_SHARDS),
     Fault(f.FreezesParametersOnce, Inconsistent, ("without the new value of model.0.bias.requires_grad",), OWN_SHARDS),
+    Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step 3", "without the new value of pipeline.memory")),
+    Fault(f.CopiesAtAStep, Inconsistent, ("step ", "without the new value of ", "pipeline.earlier", "in each call")),
     Fault(f.LeavesAParameterUnwritten, NonFinite, ("loss is nan", "the parameter 'bias' of the model holds NaN")),
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),
     Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3 (training samples ")),

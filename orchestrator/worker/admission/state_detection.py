@@ -51,7 +51,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
 _METRICS = "torchmetrics"  # a metric that is called with a batch adds up beside, and nothing follows from the sum
 # Kinds of values that are state for sure if they change: none, numbers, or arrays and lengths as well.
 _NOTHING, _NUMBERS, _ALL = range(3)
-_OF_DATA: Final = ("train", "validation")
+OF_DATA: Final = ("train", "validation")
 # How far away: near, as a size or a number of repetitions may be; then odd, and behind the end of all that code may count up
 # to before it does something else.
 AWAY: Final = (1, 1_000_003)
@@ -68,7 +68,7 @@ def look(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool = Fa
 def _walked(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool, hashes: bool = True) -> _Walk:
     walk = _Walk(model, gathers=gathers, hashes=hashes)
     for name, root in roots.items():
-        counts = _NUMBERS if name in _OF_DATA else _ALL
+        counts = _NUMBERS if name in OF_DATA else _ALL
         walk.through(name, root, _public(name.rpartition(".")[2], counts))
     return walk
 
@@ -96,6 +96,11 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
     return {place: third[place][0] for place in twice}
 
 
+def holders(roots: Mapping[str, Any], model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """The objects and classes of the user's, and cells of closures, which hold what these refer to, by their places."""
+    return _walked(roots, model, gathers=True, hashes=False).holders
+
+
 def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
     """The places of parameters outside of the model that have a gradient, which nobody applies."""
     return _walked(roots, model, gathers=True, hashes=False).untrained
@@ -108,6 +113,7 @@ class _Walk:
         self.found: Observations = {}
         self.private: dict[str, tuple[Any, str]] = {}  # the owner and the name of each private number
         self.untrained: list[str] = []
+        self.holders: list[tuple[str, Any]] = []
         self._gathers, self._hashes = gathers, hashes
         self._modules = {id(module) for module in model.modules()}
         self._tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -146,6 +152,7 @@ class _Walk:
         kind = type(value)
         is_users = any(_is_users(each.__module__) for each in kind.__mro__)
         if is_users:
+            self.holders.append((place, value))
             for each in kind.__mro__:
                 self._into_class(each)
         if place == "pipeline" or id(value) in self._modules:
@@ -174,6 +181,7 @@ class _Walk:
         if not _is_users(kind.__module__) or kind in self._classes:
             return
         self._classes.add(kind)
+        self.holders.append((f"{kind.__module__}.{kind.__qualname__}", kind))
         for name, part in list(vars(kind).items()):
             self._note_private(f"{kind.__module__}.{kind.__qualname__}", kind, name, part)
             if not name.startswith("__"):
@@ -187,6 +195,7 @@ class _Walk:
             return
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self.holders.append((f"{place}.{name}", cell))
             self.through(f"{place}.{name}", aside.content(cell), _public(name, counts))
         defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]

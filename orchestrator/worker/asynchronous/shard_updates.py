@@ -29,6 +29,8 @@ from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.step.contribution import Contribution
+from orchestrator.worker.step.second_computation import SecondComputation
 
 _FLOOR = 1e-2  # magnitudes below it count as this much when a change is called significant
 _LENT = 1 << 22  # elements; what smaller models take stays, which costs less than to take it again
@@ -76,6 +78,7 @@ class ShardUpdates:
         self,
         workload: PipelineAdapter,  # gives the micro-batches and the loss
         replica: Replica,  # on which an update is computed
+        second: SecondComputation,  # of micro-batches
         updater: Updater,  # applies a gradient to it
         shards: int,  # how many add up to one model
         threshold: float,  # of the significance filter; 0: none
@@ -84,6 +87,7 @@ class ShardUpdates:
         self._updating = updating
         self._workload = workload
         self._replica = replica
+        self._second = second
         self._updater = updater
         self._shards = shards
         self._threshold = threshold
@@ -117,10 +121,14 @@ class ShardUpdates:
         self.show(x, self._residuals.get(shard))
         self._replica.set_buffers(self._buffers[shard])
         self._replica.begin_step()
+        clock = reading.clock
+        expected = self._second.expected(clock, clock, shard)
         self._replica.begin_shard()
-        computed = self._workload.recorded_loss(reading.clock, shard)
+        computed = self._workload.recorded_loss(clock, shard)
         self._replica.check_shard(buffers=not self._workload.replayed)
         self._replica.check_step()
+        found = None if computed is None else Contribution(*computed, self._replica.gradients())
+        self._second.compare(expected, clock, shard, found)
         memory = self._memory = self._memory or _AfterPass.of(self._replica)
         if computed is None:
             return None, self._filtered(shard, reading.clock, x, memory.update.zero_())

@@ -116,10 +116,15 @@ class PipelineAdapter:
             "train": self.samples.dataset,
             "validation": self._validation,
         }
-        names = sorted({type(each).__module__ for each in held.values()})
+        modules = self.user_modules(*held.values())
+        variables = [(name, key, value) for name, found in modules.items() for key, value in found.items()]
+        return held | {f"{name}.{key}": value for name, key, value in variables if not key.startswith("__")}
+
+    def user_modules(self, *held: Any) -> dict[str, dict[str, Any]]:
+        """The globals of the modules that define the classes of the pipeline, of its model, and of what is held besides."""
+        names = sorted({type(each).__module__ for each in (self.pipeline, self.model, *held)})
         modules = [(name, sys.modules.get(name)) for name in names]
-        written = [(name, vars(module)) for name, module in modules if _is_written_here(module)]
-        return held | {f"{name}.{key}": value for name, found in written for key, value in found.items()}
+        return {name: vars(module) for name, module in modules if _is_written_here(module)}
 
     def why_not_recorded(self, *, asks_step: bool) -> str:
         """Why a micro-batch's passes depend on more than the batch; empty where they do not. asks_step: whether recordings know

@@ -28,7 +28,7 @@ from orchestrator.controller.checking import Verdict, chosen, judge
 from orchestrator.numerics.streams import seed_of
 from orchestrator.worker.member.generation import Distrusted
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.step.shard_gradients import Contribution, digest_of
+from orchestrator.worker.step.contribution import Contribution, digest_of
 from orchestrator.worker.step_report import EMPTY
 
 FAILED: Final = 2**62  # the answer of a worker that could not compute it

@@ -36,9 +36,9 @@ from orchestrator.worker.member.generation import ProcessServices
 from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
+from orchestrator.worker.step.contribution import Contributing
 from orchestrator.worker.step.grid_carrier import GridCarrier
 from orchestrator.worker.step.local_trainer import LocalTrainer
-from orchestrator.worker.step.shard_gradients import Contributing
 from orchestrator.worker.step.summation import Tensors
 from orchestrator.worker.step_report import Consensus, StepReport
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -33,11 +34,13 @@ from orchestrator.optim.clipping import clip
 from orchestrator.optim.transforms import State
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.step.shard_gradients import Contribution, settle, states_of, stream_row
+from orchestrator.worker.step.contribution import Contribution
+from orchestrator.worker.step.second_computation import SecondComputation
+from orchestrator.worker.step.shard_gradients import settle, states_of, stream_row
 
 
 class LocalSteps:
-    """Implements `shard_gradients.Contributing`."""
+    """Implements `contribution.Contributing`."""
 
     counters_agree = False
 
@@ -45,8 +48,8 @@ class LocalSteps:
         self,
         workload: PipelineAdapter,  # gives the micro-batches
         replica: Replica,  # on which local steps are taken
+        second: SecondComputation,  # of the first micro-batch of a round
         local: Local,  # how many local steps, and by what optimizer
-        seed: int,  # of the run
         # called before each local step with (step, shard), the parameters being those of the round's start; may raise
         beat: Callable[[int, int], None],
         # waits until no checkpoint is being copied, since local steps move the parameters; may raise
@@ -55,8 +58,8 @@ class LocalSteps:
     ) -> None:
         self.workload = workload
         self._replica = replica
+        self._second = second
         self._local = local
-        self._seed = seed
         self._beat = beat
         self._await_copied = await_copied
         self.keeps_state = bool(residuals())
@@ -94,6 +97,9 @@ class LocalSteps:
             replica.flat.copy_(self._start)
             replica.moved()
 
+    def is_looked_at(self, step: int) -> bool:
+        return self._second.is_due(step)
+
     def named(self, step: int, shard: int) -> str:  # noqa: ARG002
         """Names none: a round has many samples."""
         return ""
@@ -102,7 +108,9 @@ class LocalSteps:
         """Take the local steps of a shard, and leave the parameters as they are after the last one. Returns None if all its
         micro-batches are empty."""
         replica, clocks = self._replica, self.workload.samples.local_steps(step, shard)
-        self.workload.batches.plan(clocks, [shard])
+        plan = partial(self.workload.batches.plan, clocks, [shard])
+        plan()
+        expected = self._second.expected(step, clocks[0], shard, plan) if clocks else None
         optimizer = self.workload.optimizer_calls.local_optimizer(self._local.optimizer, step, shard)
         means: list[tuple[float, float]] = []
         present = [False] * len(replica.parameters)
@@ -113,6 +121,9 @@ class LocalSteps:
             computed = self.workload.recorded_loss(clock, shard)
             replica.check_shard(buffers=not self.workload.replayed)
             replica.check_step()
+            if clock == clocks[0]:
+                found = None if computed is None else Contribution(*computed, replica.gradients())
+                self._second.compare(expected, step, shard, found)
             if computed is None:
                 continue
             means.append(computed)

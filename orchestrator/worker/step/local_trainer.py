@@ -27,7 +27,7 @@ from orchestrator.worker.member.shared_queue import check as check_claims
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
-from orchestrator.worker.step.shard_gradients import Contributing, Contribution
+from orchestrator.worker.step.contribution import Contributing, Contribution
 from orchestrator.worker.step.step_graphs import Read, StepGraphs
 from orchestrator.worker.step.summation import Summation
 from orchestrator.worker.step.tally import Tally
@@ -122,7 +122,8 @@ class LocalTrainer:
         """Compute the shards of this attempt and add them up. Returns the first that failed with its error, behind which none
         is computed, and what the last one has contributed, if it is to be had."""
         own = tuple(self._step_assignment[self._rank])
-        graphs = self.step_graphs if not attempt and self._answers is None else None
+        by_code = attempt > 0 or self._answers is not None or self._gradients.is_looked_at(step)
+        graphs = None if by_code else self.step_graphs
         read = None if graphs is None else graphs.read(step, own)
         turns, begun = self._turns(step, attempt), tuple[int, ...]()
         if graphs is not None and read is not None and graphs.knows(step, read) and not self._is_first:

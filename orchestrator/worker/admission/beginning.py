@@ -1,0 +1,182 @@
+"""The user's objects as they were before the first step, to compute a micro-batch as a worker does that joins.
+
+A worker that joins, and one of a run that goes on, has the pipeline as it was built, and has computed none of the steps before.
+So nothing may follow from what an earlier step, an evaluation, or a schedule left in an object. Admission sees the first step
+alone. Within `restored` the objects refer to what they did before that step; what is computed there has to be the same.
+
+Attributes are looked at of the pipeline, and of other objects, layers and classes that the user has written. So are variables
+of closures and of the modules of pipeline and model, and the items of lists, dictionaries and sets that are found there.
+
+It does not see tensors and arrays that are changed in place. A micro-batch that reads and writes these is another one when it
+is computed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from orchestrator.worker.admission import state_detection
+
+_MOST_ITEMS: Final = 1000
+_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_NOT_THEIRS: Final = frozenset({*vars(torch.nn.Module()), "forward"} - {"training"})  # which torch and stages set
+_CONTENT: Final = "cell_contents"  # of a cell
+_FLAG: Final = "requires_grad"  # of a parameter
+_BY_NAME = (type, types.CellType, torch.nn.Parameter)  # whose attributes are set one by one
+_MISSING: Final = object()
+
+
+class _Held(NamedTuple):
+    """An object, and what it refers to, by names; the items of containers there, by the same names."""
+
+    place: str
+    owner: Any
+    values: dict[str, Any]
+    items: dict[str, Any]
+
+
+class Beginning:
+    """Made before the first step. roots: objects of the user's, by names for messages; modules: of theirs, as dictionaries of
+    their variables."""
+
+    def __init__(self, roots: Mapping[str, Any], model: torch.nn.Module, modules: Mapping[str, dict[str, Any]]) -> None:
+        found = state_detection.holders(roots, model)
+        known = {id(owner) for _, owner in found}
+        layers = [(place, each) for place, each in model.named_modules(prefix="model") if id(each) not in known]
+        parameters = model.named_parameters(prefix="model")
+        held = (_held(*each) for each in (*found, *layers, *parameters, *modules.items()))
+        # A cell that has no content yet gets it by the code around the function.
+        self._held = [each for each in held if each.values or not isinstance(each.owner, types.CellType)]
+        self._watch()
+
+    def _watch(self) -> None:
+        """Note what is looked at before each step, in flat loops: the attributes that are as in the beginning."""
+        owners = [(each.owner, each.values) for each in self._held]
+        held = [(_attributes(owner), values) for owner, values in owners if not isinstance(owner, _BY_NAME[1:])]
+        self._sizes = [(now, len(now)) for now, _ in held]
+        self._watched = [
+            (now, name, value) for now, values in held for name, value in values.items() if now.get(name) is value
+        ]
+        self._flags = [(each, each.requires_grad) for each, _ in owners if isinstance(each, torch.nn.Parameter)]
+
+    def has_more(self) -> bool:
+        """Whether attributes have changed that had not when this was asked last. Neither items of containers are looked at
+        nor closures."""
+        differs = any(now.get(name, _MISSING) is not value for now, name, value in self._watched)
+        differs = differs or any(each.requires_grad is not flag for each, flag in self._flags)
+        if not differs and all(len(now) == size for now, size in self._sizes):
+            return False
+        self._watch()
+        return True
+
+    def changed(self) -> list[str]:
+        """The places that refer to something else by now."""
+        found: list[str] = []
+        for held in self._held:
+            now = _values(held.owner)
+            names = {*held.values, *now}
+            found += [_place(held, name) for name in sorted(names) if not _same(held, name, now.get(name, _MISSING))]
+        return found
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Within the block all refer to what they did in the beginning. A container that has changed stays as it is, since
+        threads may use it, and is replaced by one like it was."""
+        now = [(held.owner, _values(held.owner)) for held in self._held]
+        replaced: dict[int, Any] = {}  # by the containers' addresses, since several objects may refer to one
+        try:
+            for held in self._held:
+                _put(held.owner, {name: _as_it_was(held, name, replaced) for name in held.values})
+            yield
+        finally:
+            for owner, values in now:
+                _put(owner, values)
+
+
+def _held(place: str, owner: Any) -> _Held:
+    values = _values(owner)
+    return _Held(place, owner, values, {name: copy(each) for name, each in values.items() if _is_container(each)})
+
+
+def _as_it_was(held: _Held, name: str, replaced: dict[int, Any]) -> Any:
+    value = held.values[name]
+    if name not in held.items or _same_items(held.items[name], value):
+        return value
+    return replaced.setdefault(id(value), copy(held.items[name]))
+
+
+def _values(owner: Any) -> dict[str, Any]:
+    if isinstance(owner, types.CellType):
+        try:
+            return {_CONTENT: owner.cell_contents}
+        except ValueError:  # it has none yet
+            return {}
+    if isinstance(owner, torch.nn.Parameter):
+        return {_FLAG: owner.requires_grad}
+    left_out = _NOT_THEIRS if isinstance(owner, torch.nn.Module) else ()
+    return {
+        name: value
+        for name, value in list(_attributes(owner).items())
+        if name not in left_out and not (isinstance(name, str) and name.startswith("__"))
+    }
+
+
+def _attributes(owner: Any) -> Any:
+    """A mapping that shows them as they are; one that can be written, unless this is a class."""
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+def _is_container(value: Any) -> bool:
+    return type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS
+
+
+def _same(held: _Held, name: str, now: Any) -> bool:
+    was = held.values.get(name, _MISSING)
+    if name in held.items and type(now) is type(was):
+        return _same_items(held.items[name], now)
+    return now is was or (type(now) is type(was) and isinstance(now, _PLAIN) and repr(now) == repr(was))
+
+
+def _same_items(was: Any, now: Any) -> bool:
+    if len(was) != len(now):
+        return False
+    if isinstance(was, set):
+        return bool(was == now)
+    pairs = zip(*(each.items() if isinstance(each, dict) else enumerate(each) for each in (was, now)), strict=True)
+    return all(a == b and (x is y or (isinstance(x, _PLAIN) and repr(x) == repr(y))) for (a, x), (b, y) in pairs)
+
+
+def _put(owner: Any, values: Mapping[str, Any]) -> None:
+    """Have the object refer to these, where it does not."""
+    now = _values(owner)
+    for name in now.keys() - values.keys():
+        _delete(owner, name)
+    for name, value in values.items():
+        if now.get(name, _MISSING) is not value:
+            _set(owner, name, value)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, _BY_NAME):
+        setattr(owner, name, value)
+    else:  # past what the class makes of it
+        _attributes(owner)[name] = value
+
+
+def _delete(owner: Any, name: str) -> None:
+    if isinstance(owner, _BY_NAME):
+        delattr(owner, name)
+    else:
+        del _attributes(owner)[name]
+
+
+def _place(held: _Held, name: str) -> str:
+    return held.place if name == _CONTENT else f"{held.place}.{name}"

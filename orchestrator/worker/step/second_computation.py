@@ -1,0 +1,120 @@
+"""A micro-batch is computed once more now and then, as a worker would that joins at this step.
+
+Admission has computed the first step alone. Code may later change what follows: a layer that is frozen at a step, a memory
+behind a warm-up, a copy of the model as it was, weights of classes that an evaluation has found. A worker that joins later, and
+a resume, would lack it and go on with other bits. So a micro-batch is computed by the pipeline as it was before this worker's
+first step, where an attribute has changed for the first time. It is so in each step up to 8 too, and in four of each doubling
+behind, if anything has changed, or if loss is told the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.adapters.adapted import Adapted
+from orchestrator.errors import Inconsistent, NonFinite, PipelineRaised
+from orchestrator.worker.admission import state_detection
+from orchestrator.worker.admission.beginning import Beginning
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.step.contribution import Contribution, digest_of
+
+
+class SecondComputation:
+    """Computes micro-batches of a worker that holds the whole model. Streams are left out, which give samples once, and so are
+    pipelines of adapters, whose frameworks keep the step."""
+
+    def __init__(self, workload: PipelineAdapter, replica: Replica) -> None:
+        self._workload = workload
+        self._replica = replica
+        self._is_left_out = isinstance(workload.pipeline, Adapted) or workload.batches.streams is not None
+        self._beginning: Beginning | None = None
+        self._looked = self._tried = 0  # the last steps that the objects were looked at for, and that was tried
+        self._changed: list[str] = []  # places
+        self._is_due = False  # in the step that was looked at
+
+    def is_due(self, step: int) -> bool:
+        """Whether one of this step is to be computed once more."""
+        if self._is_left_out:
+            return False
+        beginning = self._beginning = self._beginning or self._begun()
+        if step > self._looked:
+            self._looked = step
+            self._is_due = has_more = beginning.has_more()
+            if has_more or is_scheduled(step):
+                self._changed = beginning.changed()
+                self._is_due = bool(self._changed) or self._workload.takes_step
+        return self._is_due and step > self._tried
+
+    def _begun(self) -> Beginning:
+        workload = self._workload
+        objects = {name: each for name, each in workload.user_objects().items() if name not in state_detection.OF_DATA}
+        return Beginning(objects, workload.model, workload.user_modules())
+
+    def expected(
+        self, step: int, clock: int, shard: int, read_anew: Callable[[], object] = lambda: None
+    ) -> bytes | None:
+        """A digest of micro-batch (clock, shard), which goes into no sum, for `compare`; None where that is not due. clock: the
+        step by which it is numbered; read_anew: called behind each computation, since a loss may change its batch.
+
+        Gradients are dropped, and buffers are those of the step again. Raises as `PipelineAdapter.loss` does, Inconsistent."""
+        if not self.is_due(step) or not self._workload.batches.rows(clock, shard):
+            return None
+        self._tried = step
+        assert self._beginning is not None
+        with self._beginning.restored():
+            found = self._computed(clock, shard)
+        read_anew()
+        if self._changed and self._workload.graphs is not None:  # a replay follows from no attribute
+            self._require(found, self._computed(clock, shard), step, shard)
+            read_anew()
+        return found
+
+    def compare(self, expected: bytes | None, step: int, shard: int, found: Contribution | None) -> None:
+        """found: the contribution of the step, with gradients alone. Raises Inconsistent where it is another one."""
+        if expected is not None:
+            self._require(expected, _digest(found), step, shard)
+
+    def _computed(self, clock: int, shard: int) -> bytes:
+        """An error counts as another result where the pipeline is not what it is now."""
+        self._replica.begin_shard()
+        try:
+            computed = self._workload.loss(clock, shard)
+        except (PipelineRaised, NonFinite) as error:
+            if not self._changed:
+                raise
+            return error.code.encode()
+        finally:
+            gradients = self._replica.gradients()
+            self._replica.begin_shard()
+        return _digest(None if computed is None else Contribution(*computed, gradients))
+
+    def _require(self, expected: bytes, found: bytes, step: int, shard: int) -> None:
+        if expected == found:
+            return
+        self._replica.check_step()  # a parameter that was changed is said by its name
+        buffers = "a buffer of the model with a rule in buffers()"
+        if self._changed:
+            raise Inconsistent(
+                f"step {step}: shard {shard} has another loss or gradient without the new value of "
+                f"{', '.join(self._changed[:3])}, which a worker that joins would not have",
+                "set it in each call of loss(), as a function of step; or have a frozen parameter that the optimizer moves, or "
+                f"{buffers}",
+                code="pipeline.changed-once",
+            )
+        what = f"loss or a gradient of shard {shard}"
+        raise Inconsistent(
+            f"step {step}: the {what} came out differently when the same micro-batch was computed again",
+            f"keep nothing from batch to batch, whatever the step: what is to move along the run is {buffers}",
+            code="pipeline.repeated-differently",
+        )
+
+
+def is_scheduled(step: int) -> bool:
+    """Whether a step is one of those up to 8, or of four in each doubling."""
+    zeros = max(0, step.bit_length() - 3)
+    return step >> zeros << zeros == step
+
+
+def _digest(found: Contribution | None) -> bytes:
+    return b"" if found is None else digest_of(found)

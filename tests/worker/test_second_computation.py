@@ -1,0 +1,195 @@
+"""A micro-batch is computed once more by the pipeline as it was before the first step, in each way to train; what nothing
+follows from may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from orchestrator.config.settings import Every
+from orchestrator.errors import Inconsistent
+from orchestrator.worker.admission.beginning import Beginning
+from orchestrator.worker.step.second_computation import is_scheduled
+from tests.worker import faulty
+from tests.worker.pipelines import CLASSES, FEATURES, Batch, Batchnorm
+from tests.worker.runs import Layout, members_end, train
+
+WAYS: dict[str, dict[str, Any]] = {
+    "lockstep": {},
+    "local steps": {"local": {"steps": 2, "optimizer": {"name": "sgd", "lr": 0.1}}},
+    "asynchronous": {"sync": {"name": "ssp", "staleness": 1}},
+    "gossip": {"sync": {"name": "gossip"}},
+}
+
+
+class Layer(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.table: torch.Tensor | None = None
+
+
+class Counter:
+    total = 0
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+
+class Held:
+    known: ClassVar[dict[str, int]] = {}
+
+    def __init__(self) -> None:
+        self.net = Layer()
+        self.counter = Counter()
+        self.one = 1
+        self.count = counting()
+
+
+def counting() -> Any:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+variables: dict[str, Any] = {"scale": 1.0}
+UNWATCHED = ("pipeline.counter.seen", f"{__name__}.Held.known", "pipeline.count.calls")  # before each step
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda held: setattr(held, "one", 2), "pipeline.one"),
+        (lambda held: setattr(held, "new", 2), "pipeline.new"),
+        (lambda held: delattr(held, "one"), "pipeline.one"),
+        (lambda held: setattr(held.net, "table", torch.ones(2)), "pipeline.net.table"),
+        (lambda held: held.net.eval(), "pipeline.net.training"),
+        (lambda held: held.net.bias.requires_grad_(False), "model.bias.requires_grad"),
+        (lambda held: held.counter.seen.append(1), "pipeline.counter.seen"),
+        (lambda held: setattr(type(held.counter), "total", 3), f"{__name__}.Counter.total"),
+        (lambda held: held.known.update(a=1), f"{__name__}.Held.known"),
+        (lambda held: held.count(), "pipeline.count.calls"),
+        (lambda _: variables.update(scale=2.0), "variables.scale"),
+        (lambda _: variables.update(other=2.0), "variables.other"),
+    ],
+)  # fmt: skip
+def test_what_has_changed_is_as_in_the_beginning_within_the_block(change: Any, place: str) -> None:
+    held = Held()
+    beginning = Beginning({"pipeline": held}, held.net, {"variables": variables})
+    assert not beginning.has_more()
+    assert beginning.changed() == []
+    change(held)
+    assert beginning.has_more() == (place not in UNWATCHED)
+    assert not beginning.has_more()
+    assert beginning.changed() == [place]
+    with beginning.restored():
+        assert beginning.changed() == []
+        held.one, held.net.table = 5, torch.zeros(2)
+    assert beginning.changed() == [place]
+
+
+@pytest.fixture(autouse=True)
+def as_written() -> Iterator[None]:
+    yield
+    Counter.total = 0
+    Held.known.clear()
+    variables.clear()
+    variables["scale"] = 1.0
+
+
+def test_another_number_of_the_same_value_is_none() -> None:
+    held = Held()
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    held.one = int("1")
+    held.counter.seen += []
+    assert beginning.changed() == []
+
+
+@given(st.integers(1, 10**6))
+def test_tried_are_four_steps_of_each_doubling(step: int) -> None:
+    assert sum(map(is_scheduled, range(step, 2 * step))) == min(step, 4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_of_an_earlier_model_is_found_in_each_way_to_train(way: str) -> None:
+    (end,) = members_end(faulty.CopiesAtAStep, steps=6, **WAYS[way])
+    assert isinstance(end, Inconsistent)
+    assert end.code == "pipeline.changed-once"
+    assert "pipeline.earlier" in str(end)
+
+
+class Notes(Batchnorm):
+    """Looks back on what it has computed, and lets nothing follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: torch.Tensor | None = None
+        self.one: torch.Tensor | None = None
+        self.best: dict[str, float] = {}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        if self.one is None:
+            self.one = torch.ones(())
+        self.last = super().loss(model, (batch[0] * self.one, *batch[1:]))
+        return self.last
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        found = super().metrics(model, batch)
+        if model.training is False:
+            self.best["accuracy"] = float(found["accuracy"])
+        return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_notes_are_let_pass_and_change_no_bit(way: str) -> None:
+    """Batch normalisation moves its statistics with each computation."""
+    settings = {"steps": 6, "evaluate_every": Every(steps=2), **WAYS[way]}
+    assert train(Notes, **settings).digest == train(Batchnorm, **settings).digest
+
+
+class Follows(faulty.Numbered):
+    """A value that follows from the step in each call."""
+
+    factor = 1.0
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        self.factor = 1.0 + step
+        return super().loss(model, batch) * self.factor
+
+
+class Freezes(faulty.Numbered):
+    """A layer that is frozen from a certain step on."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Linear(CLASSES, CLASSES))
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        model.get_submodule("0").requires_grad_(step < 2)
+        return super().loss(model, batch)
+
+
+class Late(faulty.Numbered):
+    """A value and an array that any worker sets in its first step from a certain one on."""
+
+    begun, factor = False, 1.0
+    weight: torch.Tensor | None = None
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step >= 1 and not self.begun:
+            self.begun, self.factor, self.weight = True, 2.0, torch.tensor(0.5)
+        return super().loss(model, batch) * (self.factor if self.weight is None else self.factor * self.weight)
+
+
+@pytest.mark.parametrize("kind", [Follows, Freezes, Late])
+def test_values_that_follow_from_the_step_are_let_pass(kind: type[faulty.Numbered]) -> None:
+    assert train(kind, steps=5).digest == train(kind, Layout(2), steps=5).digest
