@@ -12,7 +12,7 @@ import pytest
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
+from orchestrator.experiments.rerun.repeater import Reached, Repeater, _bring_home, _variables
 from orchestrator.experiments.rerun.run import why_not
 from orchestrator.provenance.tracking import Past
 
@@ -58,6 +58,24 @@ def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -
     found = _variables(original, tmp_path, {"SCALE": "3", "MODE": "fast", "TOKEN": "here", "HOME": "/home"})
     assert found == {"SCALE": "2", "TOKEN": "here", "HOME": "/home"}
     assert original.obstacles == ["TOKEN: masked"]
+
+
+@pytest.mark.parametrize("was_looked_at", [False, True])
+def test_the_files_come_home_whether_or_not_somebody_has_looked_at_the_run(
+    tmp_path: Path, *, was_looked_at: bool
+) -> None:
+    """A look at it makes its folder."""
+    tree, home = tmp_path / "tree", tmp_path / "home"
+    for folder in (tree, home):
+        folder.mkdir()
+    files = RunFolder(tree, "0123")
+    files.settings.write_text("run: {}")
+    files.model.mkdir()
+    if was_looked_at:
+        with RunFolder(home, "0123").leased():
+            pass
+    _bring_home(files.path, home)
+    assert {file.name for file in (home / "0123").iterdir()} - {"lock"} == {"settings.yaml", "model"}
 
 
 def test_a_verdict_that_one_run_does_not_take_is_noted_at_the_other(tmp_path: Path) -> None:

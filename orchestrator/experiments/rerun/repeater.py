@@ -239,8 +239,13 @@ def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> 
 
 def _bring_home(files: Path, folder: Path) -> None:
     """The files of the repetition, out of the disposable tree."""
-    if files.is_dir():
-        shutil.move(files, folder / files.name)
+    if not files.is_dir():
+        return
+    home = folder / files.name
+    home.mkdir(exist_ok=True)  # who looked at the run meanwhile has made it, perhaps with a lock
+    for file in files.iterdir():
+        if not (home / file.name).exists():
+            shutil.move(file, home / file.name)
 
 
 def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:
