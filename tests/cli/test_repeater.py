@@ -78,6 +78,18 @@ def test_the_files_come_home_whether_or_not_somebody_has_looked_at_the_run(
     assert {file.name for file in (home / "0123").iterdir()} - {"lock"} == {"settings.yaml", "model"}
 
 
+@pytest.mark.parametrize(
+    ("status", "is_orphan", "told"),
+    [("RUNNING", False, "is still running"), ("RUNNING", True, "ended before"), ("FAILED", False, "ended before")],
+)
+def test_a_run_without_settings_is_told_from_one_that_still_runs(
+    tmp_path: Path, status: str, *, is_orphan: bool, told: str
+) -> None:
+    past = Past("0123", "a run", "default", status, 0, None, {}, None, is_orphan=is_orphan)
+    with pytest.raises(NotRerunnable, match=told):
+        Recorded(past, RunFolder(tmp_path, "0123")).require_readable()
+
+
 def test_a_verdict_that_one_run_does_not_take_is_noted_at_the_other(tmp_path: Path) -> None:
     """The original is a run of others, which this user may only read: that is told once."""
     noted: list[str] = []

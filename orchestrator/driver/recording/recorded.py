@@ -126,6 +126,12 @@ class Recorded:
     def require_readable(self) -> None:
         """Raises NotRerunnable where a file that a run which goes on reads and writes is damaged, or there are no settings."""
         files = self.files
+        if not files.settings.exists() and self.past.status == "RUNNING" and not self.past.is_orphan:
+            raise NotRerunnable(
+                f"run {self.past.run_id} is still running, and its files are elsewhere, as those of a rerun",
+                "wait for its end, or name another run",
+                code="record.still-running",
+            )
         if not files.settings.exists():
             raise NotRerunnable(
                 f"run {self.past.run_id} ({self.past.status}) ended before its settings were recorded, as on a full disk",
