@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +29,9 @@ def unless_gone(call: Callable[[], object], trouble: Callable[[], str | None]) -
 
 def shut_down() -> None:
     """Calls `ray.shutdown()` while no thread collects garbage. Errors of actors that were lost hold references of Ray in
-    cycles. A thread that frees one tells Ray, and a Ray that is half shut down ends this process then."""
+    cycles. A thread that frees one tells Ray, and a Ray that is half shut down ends this process then.
+
+    Ray takes away what handles SIGTERM, past Python, and the record of a run is still to be closed."""
     import ray
 
     gc.collect()
@@ -39,3 +42,6 @@ def shut_down() -> None:
     finally:
         if collects:
             gc.enable()
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import re
+import signal
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import ray
@@ -49,3 +53,20 @@ def test_nothing_is_collected_while_ray_is_shut_down(monkeypatch: pytest.MonkeyP
     shut_down()
     assert seen == [(True, False)]
     assert gc.isenabled()
+
+
+def test_sigterm_is_handled_as_before_when_ray_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray leaves it to the system, and a signal while a run's record is closed ended the driver without a word."""
+
+    def is_handled() -> bool:
+        caught = re.search(r"SigCgt:\s*(\w+)", Path("/proc/self/status").read_text())
+        assert caught
+        return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    monkeypatch.setattr(ray, "shutdown", lambda: ctypes.CDLL(None).signal(signal.SIGTERM, 0))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        shut_down()
+        assert is_handled()
+    finally:
+        signal.signal(signal.SIGTERM, before)
