@@ -134,9 +134,11 @@ COMPUTING = [
     Fault(f.OptimizerAnneals, PipelineRaised, ("its pipeline's attribute 'factor'", "frozen parameters"), OWN),
     Fault(f.EvaluationCalibrates, Inconsistent, ("new value of pipeline.factor",), CALIBRATING),
     Fault(f.FreezesALayerOnce, Inconsistent, ("without the new value of model.0.training",), OWN_SHARDS),
-    Fault(f.FreezesParametersOnce, Inconsistent, ("without the new value of model.0.bias.requires_grad",), OWN_SHARDS),
-    Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step 3", "without the new value of pipeline.memory")),
-    Fault(f.CopiesAtAStep, Inconsistent, ("step ", "without the new value of ", "pipeline.earlier", "in each call")),
+    Fault(
+        f.FreezesParametersOnce, Inconsistent, ("without the new value of ", "model.0.bias.requires_grad"), OWN_SHARDS
+    ),
+    Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step ", "a buffer of the model with a rule in buffers()")),
+    Fault(f.CopiesAtAStep, Inconsistent, ("step ", "new value of ", "pipeline.earlier", "in each call"), OWN_SHARDS),
     Fault(f.LeavesAParameterUnwritten, NonFinite, ("loss is nan", "the parameter 'bias' of the model holds NaN")),
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),
     Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3 (training samples ")),
