@@ -495,7 +495,7 @@ STRATEGIES: Final[Mapping[str, Callable[[WorkerContext], Strategy]]] = {
 
 
 def _whole(context: WorkerContext) -> Whole:
-    return Whole(context.workload, context.replica, context.plan.data.shards)
+    return Whole(context.workload, context.replica, context.plan.data.shards, context.second.evaluate)
 
 
 def strategy_of(context: WorkerContext) -> Strategy:

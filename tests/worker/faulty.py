@@ -362,6 +362,23 @@ class CopiesAtAStep(Numbered):
         return loss + (model(batch[0]) - self.earlier(batch[0])).square().mean()
 
 
+class TellsTheLastLoss(Numbered):
+    """Among the metrics, of whatever this worker has computed last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss = super().loss(model, batch)
+        if model.training:
+            self.last = loss.detach()
+        return loss
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {"training": self.last}
+
+
 class LeavesAParameterUnwritten(Numbered):
     def model(self) -> nn.Module:
         model = nn.Linear(FEATURES, CLASSES)

@@ -243,7 +243,7 @@ def test_evaluation_gives_every_module_its_mode_back() -> None:
     work = PipelineAdapter(p.Batchnorm, run, plan.Data(shards=2, batch_size=Steps.constant(4), loaders=0))
     work.model.get_submodule("1").eval()
     modes = [module.training for module in work.model.modules()]
-    evaluation.compute(work, Replica(work.model), [0, 1], 2, 0, lambda: None)
+    evaluation.compute(work, Replica(work.model), [0, 1], work.evaluate, 0, lambda: None)
     assert [module.training for module in work.model.modules()] == modes
     assert len(set(modes)) == 2
 

@@ -390,7 +390,7 @@ def _contributed(replica: Replica, compute: Callable[[], object]) -> list[torch.
 
 def _evaluated(workload: PipelineAdapter, replica: Replica, batch: int) -> str:
     """The numbers of a validation batch, bit for bit."""
-    results = evaluation.compute(workload, replica, [batch], len(workload.evaluation_batches), -1, lambda: None)
+    results = evaluation.compute(workload, replica, [batch], workload.evaluate, -1, lambda: None)
     if results.fault is not None:
         raise results.fault[1]
     return exact_numbers(results.names, results.rows[batch])

@@ -46,12 +46,19 @@ class Boundary(Protocol):
 
 
 class Whole:
-    """Implements `Boundary` for a worker that holds all of the model. total_shards: of the run."""
+    """Implements `Boundary` for a worker that holds all of the model."""
 
-    def __init__(self, workload: PipelineAdapter, replica: Replica, total_shards: int) -> None:
+    def __init__(
+        self,
+        workload: PipelineAdapter,  # gives the validation batches
+        replica: Replica,  # on which they are computed
+        total_shards: int,  # of the run
+        evaluate: evaluation.Evaluate,  # one of them
+    ) -> None:
         self._workload = workload
         self._replica = replica
         self._total_shards = total_shards
+        self._evaluate = evaluate
 
     def digest(self) -> str:
         return model_digest(self._workload.model)
@@ -64,7 +71,8 @@ class Whole:
         return tensor_digests(self.state())
 
     def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
-        return evaluation.compute(self._workload, self._replica, shards, self._total_shards, step, beat)
+        batches = self._workload.evaluation_batches.of(shards, self._total_shards)
+        return evaluation.compute(self._workload, self._replica, batches, self._evaluate, step, beat)
 
     def begin_save(self, writers: Sequence[int]) -> None:
         pass

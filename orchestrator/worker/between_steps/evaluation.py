@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 
@@ -28,6 +28,7 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step_report import EMPTY, from_slots, from_words, to_slots, to_words
 
 Beat = Callable[[], None]
+Evaluate = Callable[[int, int], tuple[list[str], list[float]]]  # of (step, batch): as `PipelineAdapter.evaluate`
 
 _LOSS = "validation/loss"
 _FIXED = 3  # loss, its weight, rows; the metrics follow
@@ -55,17 +56,17 @@ class Results:
 
 
 def compute(
-    workload: PipelineAdapter, replica: Replica, shards: Sequence[int], total_shards: int, step: int, beat: Beat
+    workload: PipelineAdapter, replica: Replica, batches: Iterable[int], evaluate: Evaluate, step: int, beat: Beat
 ) -> Results:
-    """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were, also
-    when `beat`, which is called before each batch, raises."""
+    """Evaluate these batches, each from the same buffers; modes and buffers are left as they were, also when `beat`, which is
+    called before each batch, raises."""
     results = Results(workload.summarized)
     with in_eval_mode(workload.model), restoring(replica):
-        for batch in workload.evaluation_batches.of(shards, total_shards):
+        for batch in batches:
             beat()
             replica.begin_shard()
             try:
-                results.add(batch, *workload.evaluate(step, batch))
+                results.add(batch, *evaluate(step, batch))
                 replica.check_shard()
                 replica.check_step()
             except OrchestratorError as error:

@@ -4,7 +4,7 @@ Admission has computed the first step alone. Code may later change what follows:
 behind a warm-up, a copy of the model as it was, weights of classes that an evaluation has found. A worker that joins later, and
 a resume, would lack it and go on with other bits. So a micro-batch is computed by the pipeline as it was before this worker's
 first step, where an attribute has changed for the first time. It is so in each step up to 8 too, and in four of each doubling
-behind, if anything has changed, or if loss is told the step.
+behind, if anything has changed, or if loss is told the step. The same is done with validation batches.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from orchestrator.adapters.adapted import Adapted
 from orchestrator.errors import Inconsistent, NonFinite, PipelineRaised
-from orchestrator.worker.admission import state_detection
+from orchestrator.worker.admission import proof, state_detection
 from orchestrator.worker.admission.beginning import Beginning
+from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step.contribution import Contribution, digest_of
@@ -30,6 +31,7 @@ class SecondComputation:
         self._is_left_out = isinstance(workload.pipeline, Adapted) or workload.batches.streams is not None
         self._beginning: Beginning | None = None
         self._looked = self._tried = 0  # the last steps that the objects were looked at for, and that was tried
+        self._evaluated, self._evaluations = -1, 0  # the step behind which the last one was; how many there were
         self._changed: list[str] = []  # places
         self._is_due = False  # in the step that was looked at
 
@@ -70,6 +72,35 @@ class SecondComputation:
             read_anew()
         return found
 
+    def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
+        """As `PipelineAdapter.evaluate`. In the first evaluations, and in four of each doubling, the first batch of this worker
+        is computed once more, if anything has changed. Raises Inconsistent."""
+        expected = None
+        if step > self._evaluated and self._beginning is not None:
+            self._evaluated, self._evaluations = step, self._evaluations + 1
+            # Within an evaluation no layer is in training.
+            changed = [place for place in self._beginning.changed() if not place.endswith(".training")]
+            if changed and is_scheduled(self._evaluations):
+                with self._beginning.restored(), evaluation.in_eval_mode(self._workload.model):
+                    expected = self._numbers(step, batch)
+                self._replica.begin_shard()
+        found = self._workload.evaluate(step, batch)
+        if expected not in (None, proof.exact_numbers(*found)):
+            raise Inconsistent(
+                f"after step {step + 1}: validation batch {batch} has another loss or metric without the new value of "
+                f"{', '.join(changed[:3])}, which a worker that joins would not have",
+                "let loss() and metrics() follow from the model and the batch alone: the loss of the training is recorded by "
+                "itself",
+                code="pipeline.metrics-changed",
+            )
+        return found
+
+    def _numbers(self, step: int, batch: int) -> str:
+        try:
+            return proof.exact_numbers(*self._workload.evaluate(step, batch))
+        except PipelineRaised as error:
+            return error.code
+
     def compare(self, expected: bytes | None, step: int, shard: int, found: Contribution | None) -> None:
         """found: the contribution of the step, with gradients alone. Raises Inconsistent where it is another one."""
         if expected is not None:
@@ -96,7 +127,7 @@ class SecondComputation:
         buffers = "a buffer of the model with a rule in buffers()"
         if self._changed:
             raise Inconsistent(
-                f"step {step}: shard {shard} has another loss or gradient without the new value of "
+                f"step {step}: the loss or a gradient of shard {shard} is another one without the new value of "
                 f"{', '.join(self._changed[:3])}, which a worker that joins would not have",
                 "set it in each call of loss(), as a function of step; or have a frozen parameter that the optimizer moves, or "
                 f"{buffers}",
