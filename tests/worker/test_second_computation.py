@@ -4,6 +4,7 @@ follows from may change."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -193,3 +194,24 @@ class Late(faulty.Numbered):
 @pytest.mark.parametrize("kind", [Follows, Freezes, Late])
 def test_values_that_follow_from_the_step_are_let_pass(kind: type[faulty.Numbered]) -> None:
     assert train(kind, steps=5).digest == train(kind, Layout(2), steps=5).digest
+
+
+class Short(faulty.Numbered):
+    """Has memory for the passes of a step, and none for more."""
+
+    passes: ClassVar[SimpleNamespace] = SimpleNamespace(of={})  # by step; no worker looks there
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        self.passes.of[step] = self.passes.of.get(step, 0) + 1
+        if step > 0 and self.passes.of[step] == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().loss(model, batch)
+
+
+def test_a_card_without_memory_for_it_computes_the_step_alone() -> None:
+    Short.passes.of.clear()
+    assert (
+        train(Short, steps=3, args={"held_out": None}).digest
+        == train(faulty.Numbered, steps=3, args={"held_out": None}).digest
+    )
+    assert Short.passes.of[1] == 1 + 5

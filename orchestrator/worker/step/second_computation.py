@@ -9,10 +9,11 @@ behind, if anything has changed, or if loss is told the step. The same is done w
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from orchestrator.adapters.adapted import Adapted
-from orchestrator.errors import Inconsistent, NonFinite, PipelineRaised
+from orchestrator.errors import Inconsistent, NonFinite, OutOfDeviceMemory, PipelineRaised
 from orchestrator.worker.admission import proof, state_detection
 from orchestrator.worker.admission.beginning import Beginning
 from orchestrator.worker.between_steps import evaluation
@@ -64,13 +65,18 @@ class SecondComputation:
             return None
         self._tried = step
         assert self._beginning is not None
-        with self._beginning.restored():
-            found = self._computed(clock, shard)
-        read_anew()
-        if self._changed and self._workload.graphs is not None:  # a replay follows from no attribute
-            self._require(found, self._computed(clock, shard), step, shard)
+        with contextlib.suppress(
+            OutOfDeviceMemory
+        ):  # where recordings hold that of a pass, there may be none for another
+            with self._beginning.restored():
+                found = self._computed(clock, shard)
             read_anew()
-        return found
+            if self._changed and self._workload.graphs is not None:  # a replay follows from no attribute
+                self._require(found, self._computed(clock, shard), step, shard)
+                read_anew()
+            return found
+        read_anew()
+        return None
 
     def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
         """As `PipelineAdapter.evaluate`. In the first evaluations, and in four of each doubling, the first batch of this worker
