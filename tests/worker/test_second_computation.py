@@ -50,6 +50,7 @@ class Held:
         self.counter = Counter()
         self.one = 1
         self.count = counting()
+        self.norms: dict[torch.Tensor, float] = {}
 
 
 def counting() -> Any:
@@ -114,6 +115,15 @@ def test_another_number_of_the_same_value_is_none() -> None:
     held.one = int("1")
     held.counter.seen += []
     assert beginning.changed() == []
+
+
+def test_dictionaries_by_parameters_are_compared() -> None:
+    held = Held()
+    held.norms = dict.fromkeys(held.net.parameters(), 0.0)
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    assert beginning.changed() == []
+    held.norms[held.net.weight] = 2.0
+    assert beginning.changed() == ["pipeline.norms"]
 
 
 @given(st.integers(1, 10**6))

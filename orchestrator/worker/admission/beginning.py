@@ -17,7 +17,6 @@ import contextlib
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
-from copy import copy
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -103,14 +102,14 @@ class Beginning:
 
 def _held(place: str, owner: Any) -> _Held:
     values = _values(owner)
-    return _Held(place, owner, values, {name: copy(each) for name, each in values.items() if _is_container(each)})
+    return _Held(place, owner, values, {name: each.copy() for name, each in values.items() if _is_container(each)})
 
 
 def _as_it_was(held: _Held, name: str, replaced: dict[int, Any]) -> Any:
     value = held.values[name]
     if name not in held.items or _same_items(held.items[name], value):
         return value
-    return replaced.setdefault(id(value), copy(held.items[name]))
+    return replaced.setdefault(id(value), held.items[name].copy())
 
 
 def _values(owner: Any) -> dict[str, Any]:
@@ -150,8 +149,17 @@ def _same_items(was: Any, now: Any) -> bool:
         return False
     if isinstance(was, set):
         return bool(was == now)
-    pairs = zip(*(each.items() if isinstance(each, dict) else enumerate(each) for each in (was, now)), strict=True)
-    return all(a == b and (x is y or (isinstance(x, _PLAIN) and repr(x) == repr(y))) for (a, x), (b, y) in pairs)
+    pairs = zip(_pairs(was), _pairs(now), strict=False)  # threads may have changed the length since
+    # Keys may be parameters, whose == gives a tensor.
+    return all(
+        (a is b or (isinstance(a, _PLAIN) and a == b)) and (x is y or (isinstance(x, _PLAIN) and repr(x) == repr(y)))
+        for (a, x), (b, y) in pairs
+    )
+
+
+def _pairs(container: Any) -> list[tuple[Any, Any]]:
+    """Taken at once, since threads of the user's may change it."""
+    return list(container.items()) if isinstance(container, dict) else list(enumerate(list(container)))
 
 
 def _put(owner: Any, values: Mapping[str, Any]) -> None:
