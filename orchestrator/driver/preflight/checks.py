@@ -47,8 +47,7 @@ from orchestrator.optim.schedules import SCHEDULES
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input, scanned_again
-from orchestrator.provenance.tracking import names
-from orchestrator.provenance.tracking.addresses import absolute, database_of, default_uri
+from orchestrator.provenance.tracking import addresses, names
 from orchestrator.records import input_audit, loggers, redaction
 
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
@@ -130,6 +129,7 @@ def check(
         *_checkpoint_problems(settings),
         *([] if cards_elsewhere else of_device),
         *loggers.problems(settings.tracking.also),
+        *addresses.problems(settings.tracking.uri),
         *names.registration_problems("tracking.register", settings.tracking.register),
         *_metrics_problems(settings),
     ]
@@ -231,7 +231,11 @@ def _passed_over_note(settings: Settings, project: Path) -> str | None:
     """MLflow's own programs take their store from the variable, and `mlflow.set_tracking_uri` writes it. A run's store must not
     depend on who resumes or repeats it where."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri or settings.tracking.uri is not None or absolute(uri) == default_uri(project / folders.NAME):
+    if (
+        not uri
+        or settings.tracking.uri is not None
+        or addresses.absolute(uri) == addresses.default_uri(project / folders.NAME)
+    ):
         return None
     return (
         "MLFLOW_TRACKING_URI is passed over, and the run is recorded in the project's own store; tracking.uri names "
@@ -241,7 +245,7 @@ def _passed_over_note(settings: Settings, project: Path) -> str | None:
 
 def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:
     """A store among the code grows by itself: each snapshot holds it, and it holds each snapshot."""
-    database = database_of(absolute(settings.tracking.uri or ""))
+    database = addresses.database_of(addresses.absolute(settings.tracking.uri or ""))
     place = None if database is None else database.resolve()
     if place is None or not place.is_relative_to(work.root) or git.line(work.root, "check-ignore", str(place)):
         return None

@@ -5,19 +5,35 @@ opens. Nothing is opened here, but a folder whose path MLflow would read otherwi
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from orchestrator.errors import coded
+
 _SQLITE = "sqlite:///"
+_IN_MEMORY = re.compile(r"sqlite(\+\w+)?:/{0,3}((file:)?:memory:|\?|\Z).*|sqlite[+:].*[?&]mode=memory\b.*")
+_HOST_AND_PORT = re.compile(r"(?:[^/@]*@)?([\w.-]+:\d+(?:/.*)?)")
 _VIEW = "?workflowType=machine_learning"  # of MLflow's pages; the other one is about GenAI
 
 
 def is_server(uri: str | None) -> bool:
     """Whether the store is behind an MLflow server, which keeps the artifacts too."""
     return uri is not None and uri.startswith(("http://", "https://"))
+
+
+def problems(uri: str | None) -> list[str]:
+    """Why nothing can be recorded at the address that `tracking.uri` gives."""
+    if uri is not None and _IN_MEMORY.fullmatch(uri):
+        why = "a database in memory is gone before it can be read; name a file, such as sqlite:///mlflow.db"
+        return [coded("mlflow.in-memory", f"tracking.uri: {uri}: {why}")]
+    if uri is not None and (server := _HOST_AND_PORT.fullmatch(uri)):
+        why = f"http:// or https:// is missing before it, such as http://{server[1]}"
+        return [coded("mlflow.no-scheme", f"tracking.uri: {server[1]} is no address of a server: {why}")]
+    return []
 
 
 def is_of_this_machine(place: str) -> bool:

@@ -20,9 +20,7 @@ def ask(uri: str | None) -> None:
     database = database_of(place)
     if is_server(uri):
         client_of(place)
-    elif (
-        database is not None and not str(database).startswith(":") and not os.access(database.parent, os.W_OK | os.X_OK)
-    ):
+    elif database is not None and not os.access(database.parent, os.W_OK | os.X_OK):
         raise ConfigurationError(
             [
                 f"tracking.uri: the MLflow store {redaction.text(place)} cannot be used: "

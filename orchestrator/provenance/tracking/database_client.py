@@ -46,8 +46,7 @@ _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
 def fits(database: Path, uri: str) -> bool:
     """Whether the tables are those of the tested version, and nothing asks for another way."""
-    in_memory = str(database).startswith(":")
-    if not MLFLOW.is_here or "?" in uri or in_memory or any(os.environ.get(name) for name in _OTHERWISE):
+    if not MLFLOW.is_here or "?" in uri or any(os.environ.get(name) for name in _OTHERWISE):
         return False
     try:
         with closing(_connected(database)) as connection:

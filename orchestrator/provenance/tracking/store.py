@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from orchestrator.common import locks, processes, temporary
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.provenance.tracking import database_client, empty, lean, names, store_errors, tables
-from orchestrator.provenance.tracking.addresses import absolute, as_opened, database_of, default_uri, is_server
+from orchestrator.provenance.tracking.addresses import (
+    absolute,
+    as_opened,
+    database_of,
+    default_uri,
+    is_server,
+    problems,
+)
 from orchestrator.provenance.tracking.client import Client
 from orchestrator.provenance.tracking.database_client import DatabaseClient
 from orchestrator.provenance.tracking.rebase import rebase
@@ -128,6 +135,8 @@ class Store:
     """
 
     def __init__(self, uri: str | None, folder: Path) -> None:
+        if found := problems(uri):
+            raise ConfigurationError(found)
         self.folder = folder
         self.uri = absolute(uri) if uri else default_uri(folder)
         database = database_of(self.uri)
@@ -156,7 +165,7 @@ class Store:
         """The store in which a run of this name is to be found. Raises UsageError where there is none yet: to make an empty one
         takes long, and it is in the way afterwards."""
         database = database_of(absolute(uri) if uri else default_uri(folder))
-        if database is not None and not str(database).startswith(":") and not is_there(database):
+        if database is not None and not is_there(database):
             raise UsageError(
                 f"there is no run {'yet' if name == 'last' else name}: nothing was recorded in {database}",
                 "type it in the folder where the run was launched, or name the store that has it with tracking.uri=URI",

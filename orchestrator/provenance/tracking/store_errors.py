@@ -38,7 +38,10 @@ def usable(uri: str, wanted: str | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, (sqlite3.Error, OSError, ValueError)) and not is_of_mlflow(error):
+        foreseen = (
+            isinstance(error, (sqlite3.Error, OSError, ValueError)) or is_of_mlflow(error) or _is_of_sqlalchemy(error)
+        )
+        if not foreseen:
             raise
         named = redaction.text(uri)
         if wanted is not None and is_forbidden(error):
@@ -82,6 +85,11 @@ def is_of_mlflow(error: BaseException) -> bool:
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException)
+
+
+def _is_of_sqlalchemy(error: BaseException) -> bool:
+    """MLflow makes its tables by statements whose errors it does not turn into its own."""
+    return any(each.__module__ == "sqlalchemy.exc" for each in type(error).__mro__)
 
 
 def is_denial(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.utils.rest_utils import MlflowHostCreds
 from requests import HTTPError, Response
+from sqlalchemy.exc import OperationalError
 
 from orchestrator.experiments.listing import runs
 from orchestrator.provenance.tracking import Store, store_errors
+from orchestrator.provenance.tracking.addresses import problems
 from tests.refusals import refused
 
 _SERVER = "http://me:hush@mlflow.example:5000"
@@ -239,3 +242,43 @@ def test_a_store_that_another_user_keeps_to_themselves_is_named(
         Store.with_run(None, tmp_path, "last")
     with refused("mlflow.not-yours", "mlflow.db"):
         runs(tmp_path, None, print)
+
+
+@pytest.mark.parametrize(
+    ("uri", "code", "told"),
+    [
+        ("sqlite:///:memory:", "mlflow.in-memory", "name a file"),
+        ("sqlite://", "mlflow.in-memory", "name a file"),
+        ("sqlite:///file::memory:?cache=shared&uri=true", "mlflow.in-memory", "name a file"),
+        ("sqlite:///file:x?mode=memory&uri=true", "mlflow.in-memory", "name a file"),
+        ("127.0.0.1:5000", "mlflow.no-scheme", "such as http://127.0.0.1:5000"),
+        ("me:hush@mlflow.example:5000/team", "mlflow.no-scheme", "such as http://mlflow.example:5000/team"),
+    ],
+)
+def test_an_address_at_which_nothing_would_be_recorded_is_refused(
+    uri: str, code: str, told: str, tmp_path: Path
+) -> None:
+    """A run went on to its end and was recorded nowhere; an address without http:// was told about MLflow's file store."""
+    with refused(code, told) as caught:
+        Store(uri, tmp_path)
+    assert "hush" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "uri", [None, "mlruns", "./a:5000", "sqlite:///memory.db", "sqlite:////m?timeout=5", "http://h:5000", "file:///a"]
+)
+def test_an_address_of_a_file_or_a_server_is_none_of_those(uri: str | None) -> None:
+    assert problems(uri) == []
+
+
+def test_a_file_that_can_hold_no_database_is_told() -> None:
+    """MLflow lets the errors of SQLAlchemy out where it makes its tables."""
+    error = OperationalError("CREATE TABLE experiments", {}, sqlite3.OperationalError("disk I/O error"))
+
+    def fail() -> None:
+        raise error
+
+    with refused("mlflow.unusable", "disk I/O error") as caught, store_errors.usable("sqlite:////dev/null"):
+        fail()
+    assert "CREATE" not in str(caught.value)
