@@ -26,7 +26,7 @@ _REFUSED = re.compile(
 )
 _WRITTEN = re.compile(r"_x([0-9A-F]{4,6})_")
 _OF_REGISTERED = re.compile(r"(?!\.\Z|\.\.)\s*[^/:@'\s][^/:@']*")
-_ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]+", re.IGNORECASE)
+_ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
 _NOT_OF_LOGGED = re.compile(r"[/:.%\"']")
 _NOTHING = "_xFFFFFF_"  # no character: all of an empty name, and the end of one that was too long
 _LONG = re.compile(rf"(.*){_NOTHING}[0-9a-f]{{{DIGITS}}}", re.DOTALL)
@@ -69,7 +69,7 @@ def registration_problems(key: str, registered: str | None) -> list[str]:
         return []
     name, mark, alias = registered.partition("@")
     if mark and not _ALIAS.fullmatch(alias):
-        why = "it has letters, digits, - and _, and MLflow keeps latest, v1 and the like for itself"
+        why = "it has at most 255 letters, digits, - and _, and MLflow keeps latest, v1 and the like for itself"
         return [coded("mlflow.alias", f"{key}: {alias!r} is no alias of a registered model: {why}")]
     if not _OF_REGISTERED.fullmatch(name):
         return [coded("mlflow.registered-name", f"{key}: MLflow registers no model by the name {name!r}")]

@@ -115,7 +115,8 @@ def test_what_is_no_problem_of_a_registered_model_mlflow_takes(registered: str) 
 
 
 @pytest.mark.parametrize(
-    "registered", [None, "digits", "digits@newest", "größe.v2@b-1", 'a "b"', "m@latest-1", "m@v1a"]
+    "registered",
+    [None, "digits", f"digits@{'a' * 255}", "digits@newest", "größe.v2@b-1", 'a "b"', "m@latest-1", "m@v1a"],
 )
 def test_names_of_registered_models_are_no_problem(registered: str | None) -> None:
     assert names.registration_problems("tracking.register", registered) == []
@@ -125,7 +126,10 @@ def test_names_of_registered_models_are_no_problem(registered: str | None) -> No
     ("registered", "code"),
     [
         *((name, "mlflow.registered-name") for name in ("team/digits", "a:b", "O'Brien", " ", "", "..", "@newest")),
-        *((f"digits@{alias}", "mlflow.alias") for alias in ("latest", "Latest", "v1", "V12", "a b", "", "a@b", "a.b")),
+        *(
+            (f"digits@{alias}", "mlflow.alias")
+            for alias in ("latest", "Latest", "v1", "V12", "a b", "", "a@b", "a.b", "a" * 256)
+        ),
     ],
 )
 def test_names_that_mlflow_refuses_after_the_training_are_refused_before_it(registered: str, code: str) -> None:
