@@ -22,6 +22,7 @@ from orchestrator.numerics import determinism
 from orchestrator.numerics.determinism import Arithmetic
 from orchestrator.records import phases
 
+_LOOKS = ("plan=true", "show=true")  # at a configuration, in place of a launch
 Refused = Callable[[Arguments], Mapping[str, Any]]
 
 
@@ -53,6 +54,13 @@ class Command:
 
     def run(self, arguments: Arguments) -> CommandResult:
         """Raises OrchestratorError for what it refuses."""
+        looks = [each for each in arguments.rest if each in _LOOKS]
+        if looks and self.name != "conf":
+            raise UsageError(
+                f"{looks[0]} stands beside conf= alone, not beside {self.name}",
+                f"such as: python -m orchestrator conf=NAME {looks[0]}",
+                code="command.only-conf",
+            )
         if self.takes is not None:
             arguments.only(self.name, self.takes)
         arguments.conf = self._conf(arguments) if self.with_conf else arguments.value

@@ -118,6 +118,14 @@ def test_what_stands_beside_a_verb() -> None:
         given.only("v", ("output=json", "a=A", "b=B"))
 
 
+@pytest.mark.parametrize("verb", ["once", "rerun", "resume", "sweep"])
+@pytest.mark.parametrize("look", ["plan=true", "show=true"])
+def test_what_only_looks_at_a_configuration_is_typed_with_conf_alone(verb: str, look: str) -> None:
+    """It was told to be no key."""
+    with refused("command.only-conf", f"{look} stands beside conf= alone, not beside {verb}"):
+        COMMANDS[verb].run(Arguments("x", ("conf=digits", look), 0.0))
+
+
 def test_settings_that_are_loaded_say_how_to_answer(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("pipeline: {target: a:B}\nrun: {steps: 1}\noutput: json\n")
     given = Arguments("", ("output=text",), 0.0, conf=str(tmp_path / "mine.yaml"))
