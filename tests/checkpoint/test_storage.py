@@ -78,6 +78,15 @@ def test_places_that_cannot_be_are_refused(place: str) -> None:
         open_storage(place)
 
 
+@pytest.mark.parametrize("place", ["file://", "file:///", "file:/data", "file:data", "s3://"])
+def test_a_url_without_a_place_is_refused(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints went to a folder `file:` of the project."""
+    monkeypatch.chdir(tmp_path)
+    with refused("checkpoint.no-place", place):
+        try_out(place)
+    assert names(tmp_path) == []
+
+
 def test_a_place_is_tried_out_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try_out(str(tmp_path))
     assert names(tmp_path) == []
