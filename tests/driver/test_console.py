@@ -51,6 +51,15 @@ def unread() -> int:
     return writer
 
 
+def test_a_program_without_streams_gets_some_that_go_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a service: a launch was an AttributeError, and Ray refused to start."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    progress.for_stream().say("on its way")
+    with sys.stdout as out, sys.stderr as err:
+        assert (out.name, err.name) == (os.devnull, os.devnull)
+
+
 @pytest.mark.long
 def test_a_log_that_takes_no_more_ends_nothing(unread: int) -> None:
     with open("/dev/full", "w") as full:

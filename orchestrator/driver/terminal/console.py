@@ -69,7 +69,15 @@ def people(stream: TextIO | None = None) -> TextIO:
     """The stream to people: stderr, in a notebook stdout, since it colours the other one as an error. stream: another one."""
     if stream is None and notebook.is_here():
         return sys.stdout
+    _fill()
     return cast(TextIO, Lasting(stream or sys.stderr))
+
+
+def _fill() -> None:
+    """A program without a terminal, such as a service, may have no streams, and Ray refuses to start then."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def plain(text: str, kept: str = "") -> str:
