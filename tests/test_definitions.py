@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from datetime import date
 from pathlib import Path
 from types import ModuleType
 
+import numpy
 import pytest
 
 from orchestrator import Files
@@ -47,6 +49,25 @@ def test_what_a_module_has_stands_for_its_name(script: ModuleType, tmp_path: Pat
     with named({"pipeline": {"target": Files, "args": {"sizes": (1, 2)}}}) as given:
         assert given == {"pipeline": {"target": f"{Files.__module__}:Files", "args": {"sizes": [1, 2]}}}
     assert not list(tmp_path.glob("*_cells.py")), script
+
+
+def test_paths_and_numbers_of_numpy_are_what_a_file_would_say() -> None:
+    given = {"run": {"steps": numpy.int64(3), "seed": 1}, "data": {"inputs": [Path("data/x")]}, "at": date(2026, 1, 2)}
+    with named({**given, "optimizer": {"lr": numpy.float32(0.5), "nesterov": numpy.bool_(True)}}) as plain:
+        assert plain == {
+            "run": {"steps": 3, "seed": 1},
+            "data": {"inputs": ["data/x"]},
+            "at": date(2026, 1, 2),
+            "optimizer": {"lr": 0.5, "nesterov": True},
+        }
+        assert "int64" not in repr(plain), "equal numbers may be of numpy"
+
+
+@pytest.mark.parametrize("value", [{"a", "b"}, numpy.zeros(2), object()], ids=["set", "array", "object"])
+def test_a_value_that_no_file_could_say_is_named_by_its_key(value: object) -> None:
+    """A set was a mapping without values."""
+    with refused("settings.not-plain", "pipeline.args.x: only text"), named({"pipeline": {"args": {"x": [value]}}}):
+        pass
 
 
 def test_what_the_script_has_is_written_wherever_it_stands(script: ModuleType, tmp_path: Path) -> None:

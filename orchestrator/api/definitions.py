@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from datetime import date, datetime
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
 _MAIN = "__main__"
+_SCALARS = (bool, int, float, str, bytes, date, datetime)  # a file can say them
 
 
 @contextmanager
@@ -54,11 +56,29 @@ def _plain(key: str, value: Any, own: dict[str, Any]) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(key, each, own) for each in value]
     if not (inspect.isclass(value) or inspect.isfunction(value)):
-        return value
+        return _scalar(key, value)
     if value.__module__ == _MAIN:
         _require_named(key, value)
         own[value.__qualname__] = value
     return f"{value.__module__}:{value.__qualname__}"
+
+
+def _scalar(key: str, value: Any) -> Any:
+    """A number of numpy as one of Python, a path as text. Raises ConfigurationError for what no file could say."""
+    if value is None or type(value) in _SCALARS:
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    from numpy import generic
+
+    from orchestrator.common.checked_values import show
+    from orchestrator.errors import ConfigurationError
+
+    if isinstance(value, generic) and type(value.item()) in _SCALARS:
+        return value.item()
+    raise ConfigurationError(
+        [f"{key}: only text, numbers, lists and mappings can be settings, not {show(value)}"], code="settings.not-plain"
+    )
 
 
 def _require_named(key: str, value: Any) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 USUAL = ("run", "started", "status", "name", "steps", "results", "digest", "rerun")
 _SHOWN_METRICS = 2
+_LONGEST = 60  # characters of a name in the table
 _RESULTS = ("validation/", "train/")
 _NO_VALUE = ("null", "None")  # the text of a setting that has none
 _CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)")
@@ -92,13 +93,18 @@ def selected(runs: Sequence[Past], where: str | None) -> list[Past]:
 
 
 def table(runs: Sequence[Past], shown: Sequence[str] = USUAL) -> str:
-    """One line per run: enough of the id to name it, when, how it ended, what it came to."""
+    """One line per run: enough of the id to name it, when, how it ended, what it came to. A long name is cut."""
     if not runs:
         return "no such runs; launch one with conf=NAME"
     _check_names(runs, shown)
     rows: list[tuple[str, ...]] = [tuple(shown)]
-    rows += [tuple(console.plain(cell(past, name)) for name in shown) for past in runs]
+    rows += [tuple(console.plain(cell(past, column)) for column in shown) for past in map(_named_shortly, runs)]
     return aligned(rows)
+
+
+def _named_shortly(past: Past) -> Past:
+    """A name may be as long as the store takes, and the column would be as wide for all runs."""
+    return past if len(past.name) <= _LONGEST else replace(past, name=f"{past.name[: _LONGEST - 1]}…")
 
 
 def cell(past: Past, name: str) -> str:

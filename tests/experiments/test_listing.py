@@ -22,6 +22,13 @@ def test_a_number_is_read_where_python_writes_it_so_and_else_it_is_text() -> Non
     assert table.iloc[0].tolist() == [1e-05, 70, -1, True, None, None, "2024_01", "007", "1e5", 3]
 
 
+def test_a_long_name_makes_no_column_wide() -> None:
+    found = [Past("a" * 32, name, "e", "FINISHED", 0, 70, {}, None) for name in ("n" * 61, "m" * 60)]
+    lines = listing.table(found, ["name", "steps"]).splitlines()
+    assert [line.split() for line in lines] == [["name", "steps"], ["n" * 59 + "…", "70"], ["m" * 60, "70"]]
+    assert listing.frame(found, ["name"]).iloc[0].tolist() == ["n" * 61]
+
+
 def test_a_run_whose_setting_has_no_value_is_no_match_of_a_number() -> None:
     """As of runs that are as long as so many epochs, among others that are as long as so many steps."""
     found = [

@@ -221,12 +221,13 @@ _Dumper.yaml_implicit_resolvers = {
 
 def from_mapping(content: Mapping[str, Any]) -> Source:
     """The leaves of a mapping, which has to be what YAML can say."""
+    name = "the mapping"
     try:
-        return from_text(yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False), "the mapping")
+        return from_text(yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False), name)
     except yaml.representer.RepresenterError as error:
         problem = coded(
             "settings.not-plain",
-            f"the mapping: only text, numbers, lists and mappings can be settings, not {error.args[1]!r}",
+            f"{name}: only text, numbers, lists and mappings can be settings, not {error.args[1]!r}",
         )
         return Source(problems=[problem], readable=False)
 
