@@ -4,6 +4,7 @@ follows from may change."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -65,7 +66,12 @@ def counting() -> Any:
 
 
 variables: dict[str, Any] = {"scale": 1.0}
-UNWATCHED = ("pipeline.counter.seen", f"{__name__}.Held.known", "pipeline.count.calls")  # before each step
+UNWATCHED = (  # before each step
+    "pipeline.counter.seen",
+    f"{__name__}.Held.known",
+    "pipeline.count.calls",
+    "pipeline.net._forward_hooks",
+)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +87,7 @@ UNWATCHED = ("pipeline.counter.seen", f"{__name__}.Held.known", "pipeline.count.
         (lambda held: setattr(type(held.counter), "total", 3), f"{__name__}.Counter.total"),
         (lambda held: held.known.update(a=1), f"{__name__}.Held.known"),
         (lambda held: held.count(), "pipeline.count.calls"),
+        (lambda held: held.net.register_forward_hook(print), "pipeline.net._forward_hooks"),
         (lambda _: variables.update(scale=2.0), "variables.scale"),
         (lambda _: variables.update(other=2.0), "variables.other"),
     ],
@@ -126,6 +133,19 @@ def test_dictionaries_by_parameters_are_compared() -> None:
     assert beginning.changed() == ["pipeline.norms"]
 
 
+def test_containers_stay_the_same_since_others_refer_to_them() -> None:
+    held = Held()
+    seen, hooks = held.counter.seen, held.net._forward_hooks
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    seen.append(1)
+    with beginning.restored():
+        assert held.counter.seen is seen
+        assert seen == []
+        seen.append(2)
+        held.net.register_forward_hook(print)
+    assert (seen, len(hooks)) == ([1], 0)
+
+
 @given(st.integers(1, 10**6))
 def test_tried_are_four_steps_of_each_doubling(step: int) -> None:
     assert sum(map(is_scheduled, range(step, 2 * step))) == min(step, 4)
@@ -159,6 +179,35 @@ class Notes(Batchnorm):
         if model.training is False:
             self.best["accuracy"] = float(found["accuracy"])
         return found
+
+
+class Hooked(Batchnorm):
+    """A hook has the list of the pipeline's, and a layer gets another from a certain step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[torch.Tensor] = []
+        self.handle: Any = None
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_forward_hook(partial(keep, self.outputs))
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step >= 2 and self.handle is None:
+            self.handle = model.register_forward_hook(lambda *given: given[-1] * 2)
+        self.outputs.clear()
+        return super().loss(model, batch) + self.outputs[0].square().mean()
+
+
+def keep(outputs: list[torch.Tensor], *given: Any) -> None:
+    outputs.append(given[-1])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lists_that_hooks_fill_and_hooks_of_a_step_are_let_pass(way: str) -> None:
+    assert len(train(Hooked, steps=6, **WAYS[way]).trace) > 0
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -5,7 +5,7 @@ So nothing may follow from what an earlier step, an evaluation, or a schedule le
 alone. Within `restored` the objects refer to what they did before that step; what is computed there has to be the same.
 
 Attributes are looked at of the pipeline, and of other objects, layers and classes that the user has written. So are variables
-of closures and of the modules of pipeline and model, and the items of lists, dictionaries and sets that are found there.
+of closures and of the modules of pipeline and model, hooks of layers, and the items of lists, dictionaries and sets there.
 
 It does not see tensors and arrays that are changed in place. A micro-batch that reads and writes these is another one when it
 is computed again.
@@ -14,6 +14,7 @@ is computed again.
 from __future__ import annotations
 
 import contextlib
+import operator
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,10 @@ from orchestrator.worker.admission import state_detection
 _MOST_ITEMS: Final = 1000
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
-_NOT_THEIRS: Final = frozenset({*vars(torch.nn.Module()), "forward"} - {"training"})  # which torch and stages set
+_HOOKS: Final = frozenset(name for name in vars(torch.nn.Module()) if "_hooks" in name and "state_dict" not in name)
+_NOT_THEIRS: Final = frozenset(
+    {*vars(torch.nn.Module()), "forward"} - {"training"} - _HOOKS
+)  # which torch and stages set
 _CONTENT: Final = "cell_contents"  # of a cell
 _FLAG: Final = "requires_grad"  # of a parameter
 _BY_NAME = (type, types.CellType, torch.nn.Parameter)  # whose attributes are set one by one
@@ -62,7 +66,10 @@ class Beginning:
         held = [(_attributes(owner), values) for owner, values in owners if not isinstance(owner, _BY_NAME[1:])]
         self._sizes = [(now, len(now)) for now, _ in held]
         self._watched = [
-            (now, name, value) for now, values in held for name, value in values.items() if now.get(name) is value
+            (now, name, value)
+            for now, values in held
+            for name, value in values.items()
+            if now.get(name) is value and name not in _HOOKS
         ]
         self._flags = [(each, each.requires_grad) for each, _ in owners if isinstance(each, torch.nn.Parameter)]
 
@@ -87,17 +94,23 @@ class Beginning:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Within the block all refer to what they did in the beginning. A container that has changed stays as it is, since
-        threads may use it, and is replaced by one like it was."""
+        """Within the block all refer to what they did in the beginning, and containers have the items that they had. They stay
+        the same containers, since hooks and packages may refer to them too."""
         now = [(held.owner, _values(held.owner)) for held in self._held]
-        replaced: dict[int, Any] = {}  # by the containers' addresses, since several objects may refer to one
+        values = [each for held in self._held for each in (held.values[name] for name in held.items)]
+        values += [each for _, found in now for each in found.values() if _is_container(each)]
+        containers = [(each, each.copy()) for each in {id(each): each for each in values}.values()]
         try:
             for held in self._held:
-                _put(held.owner, {name: _as_it_was(held, name, replaced) for name in held.values})
+                _put(held.owner, held.values)
+                for name, items in held.items.items():
+                    _fill(held.values[name], items)
             yield
         finally:
-            for owner, values in now:
-                _put(owner, values)
+            for container, items in containers:
+                _fill(container, items)
+            for owner, found in now:
+                _put(owner, found)
 
 
 def _held(place: str, owner: Any) -> _Held:
@@ -105,11 +118,23 @@ def _held(place: str, owner: Any) -> _Held:
     return _Held(place, owner, values, {name: each.copy() for name, each in values.items() if _is_container(each)})
 
 
-def _as_it_was(held: _Held, name: str, replaced: dict[int, Any]) -> Any:
-    value = held.values[name]
-    if name not in held.items or _same_items(held.items[name], value):
-        return value
-    return replaced.setdefault(id(value), held.items[name].copy())
+def _fill(container: Any, items: Any) -> None:
+    """Give a container these items, in their order, where it has others."""
+    if _are_the_same(container, items):
+        return
+    if isinstance(container, list):
+        container[:] = items
+    else:
+        container.clear()
+        (container.extend if isinstance(container, deque) else container.update)(items)
+
+
+def _are_the_same(some: Any, others: Any) -> bool:
+    if isinstance(some, set):
+        return bool(some == others)
+    if isinstance(some, dict):
+        return _are_the_same([*some, *some.values()], [*others, *others.values()])
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _values(owner: Any) -> dict[str, Any]:
