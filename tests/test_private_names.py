@@ -60,6 +60,7 @@ OF_TORCH = {
     "optim/aside.py": "whether an optimizer changes a tensor that it keeps aside",
     "optim/optimizers.py": "whether an optimizer changes gradients",
     "provenance/environment/node.py": "where torch's libraries lie",
+    "worker/admission/beginning.py": "whether a tensor has been written in place",
     "worker/admission/state_detection.py": "what a module holds, and whether it was changed",
     "worker/between_steps/late_digests.py": "whether a parameter was changed while it was copied",
     "worker/model/held_memory.py": "whether a tensor that a recording reads was changed",

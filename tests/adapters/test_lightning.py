@@ -32,7 +32,7 @@ from orchestrator.adapters.table import find
 from orchestrator.common.values import Every
 from orchestrator.config.resolve import resolve
 from orchestrator.data.fetching import fetch
-from orchestrator.errors import code_of
+from orchestrator.errors import Inconsistent, code_of
 from orchestrator.optim.patience import MonitoredMetric, Patience
 from orchestrator.optim.schedules import Moment, build
 from orchestrator.pipeline import REDUCED, defines
@@ -41,7 +41,7 @@ from orchestrator.worker.model import construction
 from tests.adapters import standin
 from tests.adapters.standin import Data, Hits, Lit, Metric
 from tests.refusals import refused
-from tests.worker.runs import Layout, settings_for, train
+from tests.worker.runs import Layout, members_end, settings_for, train
 
 COURSE = Course(steps=8, epoch=4, batch_size=10, schedule="constant")
 DATA = "tests.adapters.standin:Data"
@@ -668,6 +668,20 @@ def test_servers_watch_a_metric_that_only_workers_can_make() -> None:
     )
     assert len(run.trace) == 3
     assert run.metrics[-1]["validation/batches"] == 4  # of 23 rows, 5 at a time
+
+
+class FreezingOnce(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.global_step == 2:
+            self.layer.weight.requires_grad_(False)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_layer_that_is_frozen_once_is_told() -> None:
+    """A worker that joins later would train it on."""
+    (end,) = members_end(FreezingOnce, optimizer=None, data_module=DATA, shards=1, steps=6)  # type: ignore[arg-type]
+    assert isinstance(end, Inconsistent)
+    assert "new value of model.layer.weight.requires_grad" in str(end)
 
 
 class _DeviceDtypeModuleMixin(nn.Module):

@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -50,6 +51,7 @@ class Held:
         self.net = Layer()
         self.counter = Counter()
         self.one = 1
+        self.mask, self.masks, self.array = torch.zeros(2), [torch.zeros(2)], numpy.zeros(2)
         self.count = counting()
         self.norms: dict[torch.Tensor, float] = {}
 
@@ -114,6 +116,20 @@ def as_written() -> Iterator[None]:
     Held.known.clear()
     variables.clear()
     variables["scale"] = 1.0
+
+
+@pytest.mark.parametrize("written", ["mask", "masks", "array"])
+def test_nothing_is_put_back_once_a_tensor_has_been_filled_anew(written: str) -> None:
+    """The number may say for what it was filled."""
+    held = Held()
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    held.one = 2
+    assert beginning.changed() == ["pipeline.one"]
+    fill: dict[str, Any] = {"mask": held.mask.fill_, "masks": held.masks[0].fill_, "array": held.array.fill}
+    fill[written](2)
+    assert beginning.changed() == []
+    with beginning.restored():
+        assert held.one == 2
 
 
 def test_another_number_of_the_same_value_is_none() -> None:

@@ -7,8 +7,9 @@ alone. Within `restored` the objects refer to what they did before that step; wh
 Attributes are looked at of the pipeline, and of other objects, layers and classes that the user has written. So are variables
 of closures and of the modules of pipeline and model, hooks of layers, and the items of lists, dictionaries and sets there.
 
-It does not see tensors and arrays that are changed in place. A micro-batch that reads and writes these is another one when it
-is computed again.
+Once a tensor or an array of theirs has been written in place, as one that is filled anew for another size, nothing is put back
+any more: the other attributes may say what is in it. A micro-batch that reads and writes it is another one when it is computed
+again.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ import contextlib
 import operator
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy
 import torch
 
 from orchestrator.worker.admission import state_detection
 
 _MOST_ITEMS: Final = 1000
+_MOST_ELEMENTS: Final = 2**20  # of arrays, which are copied
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _HOOKS: Final = frozenset(name for name in vars(torch.nn.Module()) if "_hooks" in name and "state_dict" not in name)
 _NOT_THEIRS: Final = frozenset(
     {*vars(torch.nn.Module()), "forward"} - {"training"} - _HOOKS
-)  # which torch and stages set
+)  # torch and stages set these
 _CONTENT: Final = "cell_contents"  # of a cell
 _FLAG: Final = "requires_grad"  # of a parameter
 _BY_NAME = (type, types.CellType, torch.nn.Parameter)  # whose attributes are set one by one
@@ -58,6 +61,10 @@ class Beginning:
         held = (_held(*each) for each in (*found, *layers, *parameters, *modules.items()))
         # A cell that has no content yet gets it by the code around the function.
         self._held = [each for each in held if each.values or not isinstance(each.owner, types.CellType)]
+        of_model = {id(each) for each in (*model.parameters(), *model.buffers())}
+        parts = [each for each in _parts(self._held) if id(each) not in of_model]
+        self._tensors = [(each, each._version) for each in parts if isinstance(each, torch.Tensor)]
+        self._arrays = [(each, each.tobytes()) for each in parts if isinstance(each, numpy.ndarray)]
         self._watch()
 
     def _watch(self) -> None:
@@ -84,8 +91,10 @@ class Beginning:
         return True
 
     def changed(self) -> list[str]:
-        """The places that refer to something else by now."""
+        """The places that refer to something else by now; none where nothing can be put back."""
         found: list[str] = []
+        if self._is_written():
+            return found
         for held in self._held:
             now = _values(held.owner)
             names = {*held.values, *now}
@@ -93,29 +102,60 @@ class Beginning:
         return found
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Within the block all refer to what they did in the beginning, and containers have the items that they had. They stay
-        the same containers, since hooks and packages may refer to them too."""
-        now = [(held.owner, _values(held.owner)) for held in self._held]
-        values = [each for held in self._held for each in (held.values[name] for name in held.items)]
-        values += [each for _, found in now for each in found.values() if _is_container(each)]
+    def restored(self, only: str | None = None) -> Iterator[None]:
+        """Within the block all refer to what they did in the beginning, and containers have the items that they had; or only
+        the one at this place does. They stay the same containers, since hooks and packages may refer to them too."""
+        if self._is_written():
+            yield
+            return
+        found = [_values(held.owner) for held in self._held]
+        values = [held.values[name] for held in self._held for name in held.items]
+        values += [each for now in found for each in now.values() if _is_container(each)]
         containers = [(each, each.copy()) for each in {id(each): each for each in values}.values()]
         try:
-            for held in self._held:
-                _put(held.owner, held.values)
+            for held, now in zip(self._held, found, strict=True):
+                _put(held.owner, _as_they_were(held, now, only))
                 for name, items in held.items.items():
-                    _fill(held.values[name], items)
+                    if only in (None, _place(held, name)):
+                        _fill(held.values[name], items)
             yield
         finally:
             for container, items in containers:
                 _fill(container, items)
-            for owner, found in now:
-                _put(owner, found)
+            for held, now in zip(self._held, found, strict=True):
+                _put(held.owner, now)
+
+    def _is_written(self) -> bool:
+        return any(each._version != version for each, version in self._tensors) or any(
+            each.tobytes() != content for each, content in self._arrays
+        )
+
+
+def _parts(held: Sequence[_Held]) -> Iterator[Any]:
+    """The tensors, and the arrays that are not large, among values and in containers."""
+    arrays = 0
+    for each in held:
+        items = (each.values[name] for name in each.items)
+        within = [part for it in items for part in (it.values() if isinstance(it, dict) else it)]
+        for value in (*each.values.values(), *within):
+            if isinstance(value, torch.Tensor) and not value.is_inference():
+                yield value
+            if isinstance(value, numpy.ndarray) and not value.dtype.hasobject and arrays + value.size <= _MOST_ELEMENTS:
+                arrays += value.size
+                yield value
 
 
 def _held(place: str, owner: Any) -> _Held:
     values = _values(owner)
     return _Held(place, owner, values, {name: each.copy() for name, each in values.items() if _is_container(each)})
+
+
+def _as_they_were(held: _Held, now: Mapping[str, Any], only: str | None) -> dict[str, Any]:
+    """The values of the beginning; with only the one at this place, if that is given, and the present others."""
+    if only is None:
+        return held.values
+    values = {name: value for name, value in now.items() if _place(held, name) != only}
+    return values | {name: value for name, value in held.values.items() if _place(held, name) == only}
 
 
 def _fill(container: Any, items: Any) -> None:

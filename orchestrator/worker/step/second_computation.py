@@ -10,9 +10,9 @@ behind, if anything has changed, or if loss is told the step. The same is done w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from orchestrator.adapters.adapted import Adapted
 from orchestrator.errors import Inconsistent, NonFinite, OutOfDeviceMemory, PipelineRaised
 from orchestrator.worker.admission import proof, state_detection
 from orchestrator.worker.admission.beginning import Beginning
@@ -20,6 +20,8 @@ from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step.contribution import Contribution, digest_of
+
+_MOST_TRIED, _MOST_NAMED = 20, 3  # places
 
 
 class SecondComputation:
@@ -29,12 +31,13 @@ class SecondComputation:
     def __init__(self, workload: PipelineAdapter, replica: Replica) -> None:
         self._workload = workload
         self._replica = replica
-        self._is_left_out = isinstance(workload.pipeline, Adapted) or workload.batches.streams is not None
+        self._is_left_out = workload.batches.streams is not None
         self._beginning: Beginning | None = None
         self._looked = self._tried = 0  # the last steps that the objects were looked at for, and that was tried
         self._evaluated, self._evaluations = -1, 0  # the step behind which the last one was; how many there were
         self._changed: list[str] = []  # places
         self._is_due = False  # in the step that was looked at
+        self._again: Callable[[], bytes] = bytes  # computes the micro-batch that was tried last
 
     def is_due(self, step: int) -> bool:
         """Whether one of this step is to be computed once more."""
@@ -65,36 +68,35 @@ class SecondComputation:
             return None
         self._tried = step
         assert self._beginning is not None
-        with contextlib.suppress(
-            OutOfDeviceMemory
-        ):  # where recordings hold that of a pass, there may be none for another
+        self._again = partial(self._computed, clock, shard, read_anew)
+        # There may be no memory for another pass where recordings hold that of one.
+        with contextlib.suppress(OutOfDeviceMemory):
             with self._beginning.restored():
-                found = self._computed(clock, shard)
-            read_anew()
+                found = self._again()
             if self._changed and self._workload.graphs is not None:  # a replay follows from no attribute
-                self._require(found, self._computed(clock, shard), step, shard)
-                read_anew()
+                self._require(found, self._again(), step, shard)
             return found
-        read_anew()
         return None
 
     def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
         """As `PipelineAdapter.evaluate`. In the first evaluations, and in four of each doubling, the first batch of this worker
         is computed once more, if anything has changed. Raises Inconsistent."""
-        expected = None
-        if step > self._evaluated and self._beginning is not None:
+        beginning, expected = self._beginning, None
+        changed: list[str] = []
+        if step > self._evaluated and beginning is not None:
             self._evaluated, self._evaluations = step, self._evaluations + 1
             # Within an evaluation no layer is in training.
-            changed = [place for place in self._beginning.changed() if not place.endswith(".training")]
+            changed = [place for place in beginning.changed() if not place.endswith(".training")]
             if changed and is_scheduled(self._evaluations):
-                with self._beginning.restored(), evaluation.in_eval_mode(self._workload.model):
+                with beginning.restored():
                     expected = self._numbers(step, batch)
-                self._replica.begin_shard()
         found = self._workload.evaluate(step, batch)
-        if expected not in (None, proof.exact_numbers(*found)):
+        if expected not in (None, numbers := proof.exact_numbers(*found)):
+            assert beginning is not None
+            culprits = _culprits(beginning, changed, lambda: self._numbers(step, batch), numbers)
             raise Inconsistent(
                 f"after step {step + 1}: validation batch {batch} has another loss or metric without the new value of "
-                f"{', '.join(changed[:3])}, which a worker that joins would not have",
+                f"{culprits}, which a worker that joins would not have",
                 "let loss() and metrics() follow from the model and the batch alone: the loss of the training is recorded by "
                 "itself",
                 code="pipeline.metrics-changed",
@@ -103,16 +105,19 @@ class SecondComputation:
 
     def _numbers(self, step: int, batch: int) -> str:
         try:
-            return proof.exact_numbers(*self._workload.evaluate(step, batch))
+            with evaluation.in_eval_mode(self._workload.model):
+                return proof.exact_numbers(*self._workload.evaluate(step, batch))
         except PipelineRaised as error:
             return error.code
+        finally:
+            self._replica.begin_shard()
 
     def compare(self, expected: bytes | None, step: int, shard: int, found: Contribution | None) -> None:
         """found: the contribution of the step, with gradients alone. Raises Inconsistent where it is another one."""
         if expected is not None:
             self._require(expected, _digest(found), step, shard)
 
-    def _computed(self, clock: int, shard: int) -> bytes:
+    def _computed(self, clock: int, shard: int, read_anew: Callable[[], object]) -> bytes:
         """An error counts as another result where the pipeline is not what it is now."""
         self._replica.begin_shard()
         try:
@@ -124,6 +129,7 @@ class SecondComputation:
         finally:
             gradients = self._replica.gradients()
             self._replica.begin_shard()
+            read_anew()
         return _digest(None if computed is None else Contribution(*computed, gradients))
 
     def _require(self, expected: bytes, found: bytes, step: int, shard: int) -> None:
@@ -131,10 +137,11 @@ class SecondComputation:
             return
         self._replica.check_step()  # a parameter that was changed is said by its name
         buffers = "a buffer of the model with a rule in buffers()"
-        if self._changed:
+        if self._changed and self._beginning is not None:
+            culprits = _culprits(self._beginning, self._changed, self._again, found)
             raise Inconsistent(
-                f"step {step}: the loss or a gradient of shard {shard} is another one without the new value of "
-                f"{', '.join(self._changed[:3])}, which a worker that joins would not have",
+                f"step {step}: the loss or a gradient of shard {shard} is another one without the new value of {culprits}, "
+                "which a worker that joins would not have",
                 "set it in each call of loss(), as a function of step; or have a frozen parameter that the optimizer moves, or "
                 f"{buffers}",
                 code="pipeline.changed-once",
@@ -145,6 +152,16 @@ class SecondComputation:
             f"keep nothing from batch to batch, whatever the step: what is to move along the run is {buffers}",
             code="pipeline.repeated-differently",
         )
+
+
+def _culprits(beginning: Beginning, changed: Sequence[str], again: Callable[[], object], found: object) -> str:
+    """The places, among these, of which one alone makes the difference to what is found; all, where none does."""
+    alone = []
+    for place in changed[:_MOST_TRIED]:
+        with beginning.restored(place):
+            if again() != found:
+                alone.append(place)
+    return ", ".join((alone or changed)[:_MOST_NAMED])
 
 
 def is_scheduled(step: int) -> bool:
