@@ -290,3 +290,27 @@ def test_a_card_without_memory_for_it_computes_the_step_alone() -> None:
         == train(faulty.Numbered, steps=3, args={"held_out": None}).digest
     )
     assert Short.passes.of[1] == 1 + 5
+
+
+class ShortInEvaluations(faulty.Numbered):
+    """Has memory for one pass of an evaluation, and none for the other."""
+
+    steps: ClassVar[SimpleNamespace] = SimpleNamespace(last=0, failed=[])  # no worker looks there
+    output: torch.Tensor | None = None
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if model.training:
+            self.steps.last = step
+        self.output = super().loss(model, batch)
+        return self.output
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        if self.steps.last > 0 and self.steps.last not in self.steps.failed:
+            self.steps.failed.append(self.steps.last)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().metrics(model, batch)
+
+
+def test_a_card_without_memory_for_another_evaluation_makes_one() -> None:
+    train(ShortInEvaluations, steps=4, evaluate_every=Every(steps=2))
+    assert ShortInEvaluations.steps.failed == [1, 3]

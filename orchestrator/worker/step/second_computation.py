@@ -103,12 +103,15 @@ class SecondComputation:
             )
         return found
 
-    def _numbers(self, step: int, batch: int) -> str:
+    def _numbers(self, step: int, batch: int) -> str | None:
+        """None where there is no memory for another pass."""
         try:
             with evaluation.in_eval_mode(self._workload.model):
                 return proof.exact_numbers(*self._workload.evaluate(step, batch))
         except PipelineRaised as error:
             return error.code
+        except OutOfDeviceMemory:
+            return None
         finally:
             self._replica.begin_shard()
 
