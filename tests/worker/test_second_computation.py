@@ -132,6 +132,16 @@ def test_nothing_is_put_back_once_a_tensor_has_been_filled_anew(written: str) ->
         assert held.one == 2
 
 
+def test_attributes_without_end_are_not_looked_at_for_ever() -> None:
+    held = Held()
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    found = []
+    for number in range(200):
+        setattr(held, f"step_{number}", number)
+        found.append(beginning.has_more())
+    assert found == [True] * 100 + [False] * 100
+
+
 def test_another_number_of_the_same_value_is_none() -> None:
     held = Held()
     beginning = Beginning({"pipeline": held}, held.net, {})

@@ -27,7 +27,8 @@ import torch
 from orchestrator.worker.admission import state_detection
 
 _MOST_ITEMS: Final = 1000
-_MOST_ELEMENTS: Final = 2**20  # of arrays, which are copied
+_MOST_BYTES: Final = 2**23  # of arrays, which are copied
+_MOST_LOOKS: Final = 100
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _HOOKS: Final = frozenset(name for name in vars(torch.nn.Module()) if "_hooks" in name and "state_dict" not in name)
@@ -65,6 +66,7 @@ class Beginning:
         parts = [each for each in _parts(self._held) if id(each) not in of_model]
         self._tensors = [(each, each._version) for each in parts if isinstance(each, torch.Tensor)]
         self._arrays = [(each, each.tobytes()) for each in parts if isinstance(each, numpy.ndarray)]
+        self._looks = 0  # that found more
         self._watch()
 
     def _watch(self) -> None:
@@ -82,11 +84,14 @@ class Beginning:
 
     def has_more(self) -> bool:
         """Whether attributes have changed that had not when this was asked last. Neither items of containers are looked at
-        nor closures."""
+        nor closures. Not for ever: an object may get another attribute in each step."""
+        if self._looks == _MOST_LOOKS:
+            return False
         differs = any(now.get(name, _MISSING) is not value for now, name, value in self._watched)
         differs = differs or any(each.requires_grad is not flag for each, flag in self._flags)
         if not differs and all(len(now) == size for now, size in self._sizes):
             return False
+        self._looks += 1
         self._watch()
         return True
 
@@ -140,8 +145,8 @@ def _parts(held: Sequence[_Held]) -> Iterator[Any]:
         for value in (*each.values.values(), *within):
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 yield value
-            if isinstance(value, numpy.ndarray) and not value.dtype.hasobject and arrays + value.size <= _MOST_ELEMENTS:
-                arrays += value.size
+            if isinstance(value, numpy.ndarray) and not value.dtype.hasobject and arrays + value.nbytes <= _MOST_BYTES:
+                arrays += value.nbytes
                 yield value
 
 
