@@ -25,8 +25,7 @@ _MOST_TRIED, _MOST_NAMED = 20, 3  # places
 
 
 class SecondComputation:
-    """Computes micro-batches of a worker that holds the whole model. Streams are left out, which give samples once, and so are
-    pipelines of adapters, whose frameworks keep the step."""
+    """Computes micro-batches of a worker that holds the whole model. Streams are left out, which give samples once."""
 
     def __init__(self, workload: PipelineAdapter, replica: Replica) -> None:
         self._workload = workload
