@@ -15,7 +15,6 @@ again.
 from __future__ import annotations
 
 import contextlib
-import operator
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,21 +164,13 @@ def _as_they_were(held: _Held, now: Mapping[str, Any], only: str | None) -> dict
 
 def _fill(container: Any, items: Any) -> None:
     """Give a container these items, in their order, where it has others."""
-    if _are_the_same(container, items):
+    if _same_items(items, container):
         return
     if isinstance(container, list):
         container[:] = items
     else:
         container.clear()
         (container.extend if isinstance(container, deque) else container.update)(items)
-
-
-def _are_the_same(some: Any, others: Any) -> bool:
-    if isinstance(some, set):
-        return bool(some == others)
-    if isinstance(some, dict):
-        return _are_the_same([*some, *some.values()], [*others, *others.values()])
-    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _values(owner: Any) -> dict[str, Any]:
@@ -209,9 +200,7 @@ def _is_container(value: Any) -> bool:
 
 def _same(held: _Held, name: str, now: Any) -> bool:
     was = held.values.get(name, _MISSING)
-    if name in held.items and type(now) is type(was):
-        return _same_items(held.items[name], now)
-    return now is was or (type(now) is type(was) and isinstance(now, _PLAIN) and repr(now) == repr(was))
+    return _same_items(held.items[name], now) if name in held.items and type(now) is type(was) else _equal(was, now)
 
 
 def _same_items(was: Any, now: Any) -> bool:
@@ -220,11 +209,12 @@ def _same_items(was: Any, now: Any) -> bool:
     if isinstance(was, set):
         return bool(was == now)
     pairs = zip(_pairs(was), _pairs(now), strict=False)  # threads may have changed the length since
-    # Keys may be parameters, whose == gives a tensor.
-    return all(
-        (a is b or (isinstance(a, _PLAIN) and a == b)) and (x is y or (isinstance(x, _PLAIN) and repr(x) == repr(y)))
-        for (a, x), (b, y) in pairs
-    )
+    return all(_equal(a, b) and _equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Others than numbers and texts by identity: keys may be parameters, whose == gives a tensor."""
+    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and repr(one) == repr(other))
 
 
 def _pairs(container: Any) -> list[tuple[Any, Any]]:

@@ -29,7 +29,6 @@ from orchestrator.worker.model.output_checks import NON_FINITE_REMEDY
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
-from orchestrator.worker.step.contribution import Contribution
 from orchestrator.worker.step.second_computation import SecondComputation
 
 _FLOOR = 1e-2  # magnitudes below it count as this much when a change is called significant
@@ -127,8 +126,7 @@ class ShardUpdates:
         computed = self._workload.recorded_loss(clock, shard)
         self._replica.check_shard(buffers=not self._workload.replayed)
         self._replica.check_step()
-        found = None if computed is None else Contribution(*computed, self._replica.gradients())
-        self._second.compare(expected, clock, shard, found)
+        self._second.compare(expected, clock, shard, computed, self._replica.gradients())
         memory = self._memory = self._memory or _AfterPass.of(self._replica)
         if computed is None:
             return None, self._filtered(shard, reading.clock, x, memory.update.zero_())

@@ -86,13 +86,14 @@ class Answers:
         return ""
 
 
-def _from_both(name: str) -> tuple[Callable[[AskedNumber, Any], Any], Callable[[AskedNumber, Any], Any]]:
-    """An operation with something on the right, and on the left."""
-    return lambda own, other: own._with(name, other), lambda own, other: own._with(name, other, reflected=True)
-
-
-def _compared(name: str) -> Callable[[AskedNumber, Any], Any]:
+def _applied(name: str) -> Callable[[AskedNumber, Any], Any]:
+    """An operation with something on the right."""
     return lambda own, other: own._with(name, other)
+
+
+def _from_both(name: str) -> tuple[Callable[[AskedNumber, Any], Any], Callable[[AskedNumber, Any], Any]]:
+    """The same, and with it on the left."""
+    return _applied(name), lambda own, other: own._with(name, other, reflected=True)
 
 
 def _converted(name: str) -> Callable[[AskedNumber], Any]:
@@ -138,8 +139,8 @@ class AskedNumber:
     __and__, __rand__ = _from_both("and_")
     __or__, __ror__ = _from_both("or_")
     __xor__, __rxor__ = _from_both("xor")
-    __lt__, __le__, __gt__, __ge__ = (_compared(name) for name in ("lt", "le", "gt", "ge"))
-    __eq__, __ne__ = _compared("eq"), _compared("ne")
+    __lt__, __le__, __gt__, __ge__ = (_applied(name) for name in ("lt", "le", "gt", "ge"))
+    __eq__, __ne__ = _applied("eq"), _applied("ne")
     __neg__, __pos__, __abs__, __invert__ = (_signed(name) for name in _SIGNS)
     __bool__, __index__, __int__, __float__ = (_converted(name) for name in ("truth", "index", "int", "float"))
     __trunc__, __floor__, __ceil__ = (_converted(name) for name in ("trunc", "floor", "ceil"))

@@ -122,8 +122,7 @@ class LocalSteps:
             replica.check_shard(buffers=not self.workload.replayed)
             replica.check_step()
             if clock == clocks[0]:
-                found = None if computed is None else Contribution(*computed, replica.gradients())
-                self._second.compare(expected, step, shard, found)
+                self._second.compare(expected, step, shard, computed, replica.gradients())
             if computed is None:
                 continue
             means.append(computed)

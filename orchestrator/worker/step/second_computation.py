@@ -13,13 +13,17 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+
 from orchestrator.errors import Inconsistent, NonFinite, OutOfDeviceMemory, PipelineRaised
 from orchestrator.worker.admission import proof, state_detection
 from orchestrator.worker.admission.beginning import Beginning
 from orchestrator.worker.between_steps import evaluation
-from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter, Unread
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step.contribution import Contribution, digest_of
+
+Gradients = Sequence[torch.Tensor | None]
 
 _MOST_TRIED, _MOST_NAMED = 20, 3  # places
 
@@ -84,9 +88,10 @@ class SecondComputation:
         changed: list[str] = []
         if step > self._evaluated and beginning is not None:
             self._evaluated, self._evaluations = step, self._evaluations + 1
-            # Within an evaluation no layer is in training.
-            changed = [place for place in beginning.changed() if not place.endswith(".training")]
-            if changed and is_scheduled(self._evaluations):
+            if is_scheduled(self._evaluations):
+                # Within an evaluation no layer is in training.
+                changed = [place for place in beginning.changed() if not place.endswith(".training")]
+            if changed:
                 with beginning.restored():
                     expected = self._numbers(step, batch)
         found = self._workload.evaluate(step, batch)
@@ -114,10 +119,12 @@ class SecondComputation:
         finally:
             self._replica.begin_shard()
 
-    def compare(self, expected: bytes | None, step: int, shard: int, found: Contribution | None) -> None:
-        """found: the contribution of the step, with gradients alone. Raises Inconsistent where it is another one."""
+    def compare(
+        self, expected: bytes | None, step: int, shard: int, computed: Unread | None, gradients: Gradients
+    ) -> None:
+        """computed, gradients: of the micro-batch in the step. Raises Inconsistent where they are others."""
         if expected is not None:
-            self._require(expected, _digest(found), step, shard)
+            self._require(expected, _digest(computed, gradients), step, shard)
 
     def _computed(self, clock: int, shard: int, read_anew: Callable[[], object]) -> bytes:
         """An error counts as another result where the pipeline is not what it is now."""
@@ -132,7 +139,7 @@ class SecondComputation:
             gradients = self._replica.gradients()
             self._replica.begin_shard()
             read_anew()
-        return _digest(None if computed is None else Contribution(*computed, gradients))
+        return _digest(computed, gradients)
 
     def _require(self, expected: bytes, found: bytes, step: int, shard: int) -> None:
         if expected == found:
@@ -172,5 +179,5 @@ def is_scheduled(step: int) -> bool:
     return step >> zeros << zeros == step
 
 
-def _digest(found: Contribution | None) -> bytes:
-    return b"" if found is None else digest_of(found)
+def _digest(computed: Unread | None, gradients: Gradients) -> bytes:
+    return b"" if computed is None else digest_of(Contribution(*computed, gradients))

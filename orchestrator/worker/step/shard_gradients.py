@@ -60,14 +60,14 @@ class ShardGradients:
         self._replica.check_shard(buffers=not self.workload.replayed)
         if self.keeps_state:
             self.states.stage(shard, stream_row(self.workload.batches.streams, shard))
+        if computed is None:
+            self._second.compare(expected, step, shard, None, ())
+            return None
         # A recording writes the next gradients to the same place, so all is added up before.
         replayed = self.workload.replayed_gradients
-        if computed is None:
-            self._second.compare(expected, step, shard, None)
-            return None
         tensors = self._replica.contribution() if replayed is None else self._replica.replayed(replayed)
         count = len(self._replica.parameters)
-        self._second.compare(expected, step, shard, Contribution(*computed, tensors[:count]))
+        self._second.compare(expected, step, shard, computed, tensors[:count])
         if self._before:
             self.workload.hand_over()
             if self.workload.replayed:
