@@ -31,7 +31,8 @@ _PARAMETER = re.compile(
     r"[^&;\s\"'<>]+",
     re.IGNORECASE,
 )
-_HEADER = re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=_.~-]{12,}")
+# A word that follows, as in "Basic configuration", has neither a digit nor a capital behind a small letter.
+_HEADER = re.compile(r"(\b(?:Bearer|Basic)\s+)(?=[A-Za-z+/_.~-]*(?:[0-9=]|[a-z][A-Z]))[A-Za-z0-9+/=_.~-]{12,}")
 # The words of a key's name. A value under the second kind is masked only if it could be one: NLP has tokens of its own.
 _CERTAIN = re.compile(r"passw(or)?d|passphrase|pwd|secret|credentials?|api_?key|(access|private|account|signing)_?key")
 _POSSIBLE = re.compile(r"tokens?|auth|sas|bearer|authorization")

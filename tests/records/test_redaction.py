@@ -36,6 +36,7 @@ SHAPES = {
     "token of JSON": f"eyJ{letters(20)}.eyJ{letters(30)}.{letters(40)}",
     "private key": f"-----BEGIN PRIVATE KEY-----\n{letters(64)}\n-----END PRIVATE KEY-----",
     "header": f"Bearer {letters(30)}",
+    "name and password": f"Basic {letters(12)}",
 }
 KEYS = {
     "pipeline.args.password": "swordfish",
@@ -66,6 +67,7 @@ PLAIN: dict[str, Any] = {
     "pipeline.args.monkey": "a1b2c3d4e5f6g7h8i9",
     "pipeline.args.author": "somebody with a name",
     "pipeline.args.password": "",
+    "pipeline.args.title": "Basic classification, then Basic Configuration; Bearer authentication.",
     "pipeline.target": "pipelines.digits:Digits",
     "run.name": "sk-1",
     "checkpoint.uri": "s3://bucket/path@2",
@@ -80,7 +82,7 @@ def test_a_known_shape_is_taken_out_of_any_text(kind: str) -> None:
     for text in (secret, f"a = '{secret}'", f"it said {secret}, and ended"):
         masked = redaction.text(text)
         assert redaction.REDACTED in masked
-        assert secret.removeprefix("Bearer ") not in masked
+        assert secret.removeprefix("Bearer ").removeprefix("Basic ") not in masked
     assert redaction.setting("pipeline.args.harmless", [secret]) == [redaction.text(secret)]
 
 
