@@ -260,8 +260,11 @@ def _location(store: Store, pinned: str) -> str:
     scheme, name, rest = _parts(pinned)
     if scheme == _RUNS:
         info = store.client.get_run(name).info
-        logged = store.client.search_logged_models([info.experiment_id], f"name = '{rest}'")
-        own = [model.artifact_location for model in logged if model.source_run_id == name]
+        own = [
+            model.artifact_location
+            for model in store.client.search_logged_models([info.experiment_id], f"source_run_id = '{name}'")
+            if model.name == rest
+        ]
         return str(own[0] if own else f"{info.artifact_uri}/{_FOLDER if rest == NAME else rest}")
     if rest:
         found = str(store.client.get_model_version_download_uri(name, rest))

@@ -9,7 +9,15 @@ import pytest
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.tracking import Store
-from orchestrator.provenance.tracking.models import ModelFolder, ModelLog, Registration, fetch_weights, pin
+from orchestrator.provenance.tracking.models import (
+    NAME,
+    ModelFolder,
+    ModelLog,
+    Registration,
+    fetch_folder,
+    fetch_weights,
+    pin,
+)
 from orchestrator.provenance.tracking.tracker import Tracker
 from tests.refusals import refused
 
@@ -88,6 +96,16 @@ def test_each_name_of_a_model_finds_its_weights_and_an_alias_moves(store: Store,
     (output,) = outputs.model_outputs
     assert (output.model_id, output.step) == (model.model_id, 20)
     assert store.client.get_run(third).data.tags["registered_model"] == "models:/digits/3"
+
+
+def test_the_model_of_a_run_is_found_beside_those_of_all_others(tmp_path: Path) -> None:
+    """MLflow gives a hundred at a time, the newest first."""
+    store = Store(None, tmp_path)
+    run_id = logged(store, tmp_path, None)
+    for _ in range(101):
+        store.client.begin_model(Tracker.create(store, store.experiment("e"), "n", every_s=1.0).run_id, NAME, {}, {})
+    assert fetch_folder(store, run_id, tmp_path / "fetched")
+    assert (tmp_path / "fetched" / "model.safetensors").read_text() == run_id
 
 
 @pytest.mark.parametrize("fails", CALLS)
