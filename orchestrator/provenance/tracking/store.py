@@ -324,22 +324,24 @@ class Store:
     def _refuse_by_name(self, run_id: str) -> None:
         """Raises UsageError for a run that MLflow knows and `past` does not tell of."""
         stage = self._stage(run_id)
-        if stage == "deleted":
+        if "deleted" in stage[:2]:
+            of_experiment = f"experiments restore --experiment-id {stage.experiment_id}"  # with all its runs
+            command = of_experiment if stage.experiment == "deleted" else f"runs restore --run-id {run_id}"
             raise UsageError(
                 f"run {run_id} is deleted in {self.shown}",
-                f"bring it back: mlflow runs restore --run-id {run_id}",
+                f"bring it back: mlflow {command}",
                 code="mlflow.run-deleted",
             )
-        if stage:
+        if stage.run:
             raise UsageError(
                 f"run {run_id} in {self.shown} was not recorded by orchestrator",
                 "list those that were with: runs",
                 code="mlflow.other-run",
             )
 
-    def _stage(self, run_id: str) -> str:
-        """MLflow's lifecycle stage of the run; empty where there is no such run. Raises ConfigurationError for a run that this
-        user may not see: a search leaves it out."""
+    def _stage(self, run_id: str) -> tables.Stage:
+        """The stages of the run and its experiment. Raises ConfigurationError for a run that this user may not see: a search
+        leaves it out."""
         if self._database is not None and (stage := tables.stage(self._database, run_id)) is not None:
             return stage
         client = self.client.mlflow
@@ -347,11 +349,13 @@ class Store:
 
         with self.usable(f"run {run_id}"):
             try:
-                return str(client.get_run(run_id).info.lifecycle_stage)
+                info = client.get_run(run_id).info
+                experiment = client.get_experiment(info.experiment_id)
+                return tables.Stage(info.lifecycle_stage, experiment.lifecycle_stage, info.experiment_id)
             except MlflowException as error:
                 if store_errors.is_forbidden(error):
                     raise
-                return ""
+                return tables.Stage()
 
     def fetch(self, run_id: str, folder: str, target: Path) -> None:
         """Bring the run's artifacts under `folder` into `target`, those that are not there. Raises ConfigurationError when they

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.common.tested_versions import MLFLOW_TABLES
 
@@ -42,12 +42,24 @@ def runs(database: Path, tag: str, value: str | None = None, run_id: str | None 
     return _read(database, lambda connection: _rows(connection, tag, value, run_id))
 
 
-def stage(database: Path, run_id: str) -> str | None:
-    """MLflow's lifecycle stage of the run, empty where there is no such run; None as above."""
+class Stage(NamedTuple):
+    """MLflow's lifecycle stages, active or deleted, empty where there is no such run."""
 
-    def found(connection: sqlite3.Connection) -> str:
-        row = connection.execute("select lifecycle_stage from runs where run_uuid = ?", (run_id,)).fetchone()
-        return "" if row is None else str(row[0])
+    run: str = ""
+    experiment: str = ""  # of its experiment
+    experiment_id: str = ""
+
+
+def stage(database: Path, run_id: str) -> Stage | None:
+    """The stages of a run and its experiment; None as above."""
+
+    def found(connection: sqlite3.Connection) -> Stage:
+        row = connection.execute(
+            "select runs.lifecycle_stage, experiments.lifecycle_stage, experiment_id from runs "
+            "join experiments using (experiment_id) where run_uuid = ?",
+            (run_id,),
+        ).fetchone()
+        return Stage() if row is None else Stage(*map(str, row))
 
     return _read(database, found)
 

@@ -92,12 +92,23 @@ def test_a_name_that_no_run_has_is_refused_alike_with_mlflow_and_without(
     runs = store.client.search_runs(["1", "2"], run_view_type=3)
     foreign = next(run.info.run_id for run in runs if run.info.run_name == "run 3")
     deleted = next(run.info.run_id for run in runs if run.info.run_name == "run 4")
-    wanted = {"nope": "mlflow.no-such-run", foreign: "mlflow.other-run", deleted: "mlflow.run-deleted"}
+    gone = store.client.get_experiment_by_name("gone")
+    assert gone is not None
+    (of_gone,) = (run.info.run_id for run in store.client.search_runs([gone.experiment_id], run_view_type=3))
+    wanted = {
+        "nope": ("mlflow.no-such-run", "nope"),
+        foreign: ("mlflow.other-run", foreign),
+        deleted: ("mlflow.run-deleted", f"mlflow runs restore --run-id {deleted}"),
+        of_gone: ("mlflow.run-deleted", f"mlflow experiments restore --experiment-id {gone.experiment_id}"),
+    }
     for stage in (tables.stage, lambda *_: None):
         monkeypatch.setattr(tables, "stage", stage)
-        for name, code in wanted.items():
-            with refused(code, name):
+        for name, (code, told) in wanted.items():
+            with refused(code, told):
                 store.find(name)
+    store.client.restore_run(of_gone)  # which leaves its experiment deleted
+    with refused("mlflow.run-deleted", "mlflow experiments restore"):
+        store.find(of_gone)
 
 
 def test_tables_of_another_version_and_damaged_ones_are_left_to_mlflow(store: Store, tmp_path: Path) -> None:
