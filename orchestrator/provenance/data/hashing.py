@@ -108,6 +108,9 @@ def md5_of_entries(entries: Mapping[str, str]) -> str:
     return hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 
+EMPTY = md5_of_entries({})  # of a folder without files
+
+
 def below(entries: Mapping[str, str], folder: str) -> dict[str, str]:
     """The entries of a folder inside, relative to it."""
     return {name[len(folder) + 1 :]: md5 for name, md5 in entries.items() if name.startswith(f"{folder}/")}

@@ -131,9 +131,12 @@ class _Job:
 
     def is_done(self) -> bool:
         """Whether nothing has to be brought, or nothing may be."""
+        leads_outside = self._leads_outside(self.item.path)
+        if self.item.md5 == hashing.EMPTY and not leads_outside:  # git keeps no folder without files
+            (self.target / self.item.path).mkdir(parents=True, exist_ok=True)
         if self._arrived("work tree"):
             return True
-        if self._leads_outside(self.item.path):
+        if leads_outside:
             self.reasons.append(
                 "it lies outside of the repository, where a rerun writes nothing, and has other bytes now"
             )

@@ -16,7 +16,7 @@ from orchestrator.errors import DataDamaged
 from orchestrator.provenance.code.git import known_files
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, Out, Storage
-from orchestrator.provenance.data.hashing import Scan, is_in, scan_input
+from orchestrator.provenance.data.hashing import EMPTY, Scan, is_in, scan_input
 
 _BEGINNING_BYTES = 256
 
@@ -56,7 +56,7 @@ class Input:
         if self._kept and not self.as_recorded:
             remedy = f"dvc repro {self.stage}" if self.stage else f"dvc commit {self._kept[0].path}"
             return f"{self.path} is not what DVC has recorded; {remedy}"
-        if self.keeper is None:
+        if self.keeper is None and self.md5 != EMPTY:
             parts = f" ({', '.join(self.loose[:3])})" if 0 < len(self.loose) < self.files else ""
             return f"{self.path}{parts} is not under DVC, so it cannot be restored; dvc add {self.path}"
         if self.in_cache is False and not self.remotes and not any(out.imported for out in self.outs):

@@ -124,6 +124,15 @@ def test_data_that_dvc_never_had_come_from_the_folder_if_unchanged(tracked: Path
         restore(work_tree(tracked, tmp_path / "again"), inputs, tracked)
 
 
+def test_a_folder_without_files_is_made(tracked: Path, tmp_path: Path) -> None:
+    (tracked / "empty").mkdir()
+    (item,) = capture(tracked, ["empty"])
+    assert item.obstacle is None
+    (tracked / "empty").rmdir()
+    restore(work_tree(tracked, tmp_path / "w"), [item], tracked)
+    assert list((tmp_path / "w" / "empty").iterdir()) == []
+
+
 def test_files_that_came_since_do_not_count_where_those_of_the_run_are_known(tracked: Path, tmp_path: Path) -> None:
     """A pipeline writes a cache into its data, which DVC does not have."""
     rows = tracked / "loose" / "imgs" / "rows"
