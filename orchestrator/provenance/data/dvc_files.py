@@ -180,7 +180,8 @@ Ignore = Callable[[str, list[str], list[str]], tuple[list[str], list[str]]]
 
 
 def ignore(project: Path, path: Path) -> Ignore | None:
-    """The rules of `.dvcignore` that may leave out something of `path`, as a filter of (folder, folders, files)."""
+    """The rules of `.dvcignore` that may leave out something of `path`, as a filter of (folder, folders, files). Raises
+    ConfigurationError."""
     top = root(project)
     if top is None or not path.is_relative_to(top):
         return None
@@ -224,10 +225,15 @@ def quiet() -> Iterator[None]:
 
 
 def _has_rules(folder: Path) -> bool:
+    file = folder / ".dvcignore"
     try:
-        lines = (folder / ".dvcignore").read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            [f"{file} is not in UTF-8, in which DVC reads it: {error}"], "save it as UTF-8", code="dvc.ignore-file"
+        ) from error
     return any(line.strip() and not line.startswith("#") for line in lines)
 
 

@@ -143,6 +143,12 @@ def test_files_that_dvc_ignores_are_counted(tracked: Path) -> None:
     assert item.obstacle == "data/imgs holds 1 files that .dvcignore leaves out: they are not recorded; add them"
 
 
+def test_rules_that_dvc_cannot_read_are_named(tracked: Path) -> None:
+    (tracked / ".dvcignore").write_bytes("# café\n*.tmp\n".encode("latin-1"))
+    with refused("dvc.ignore-file", ".dvcignore is not in UTF-8"):
+        capture(tracked, ["data/imgs"])
+
+
 def test_links_are_followed_and_circles_left(tmp_path: Path) -> None:
     """DVC does not look behind a link to a folder; the pipeline does."""
     (tmp_path / "real").mkdir()
