@@ -11,6 +11,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -253,17 +254,24 @@ def test_a_run_is_repeated_from_a_file_in_an_empty_folder(study: Study, tmp_path
     assert re.search(r"record/trace.jsonl: expected sha256 \w{64}, found \w{64}", refused.report["error"]["message"])
 
 
+@pytest.fixture
+def apart() -> Iterator[Path]:
+    """A folder that others may come to: pytest closes its own to them whenever another session begins."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
 @pytest.mark.long
-def test_a_run_is_repeated_in_a_fresh_clone_that_has_the_store_and_the_remote(study: Study, tmp_path: Path) -> None:
+def test_a_run_is_repeated_in_a_fresh_clone_that_has_the_store_and_the_remote(study: Study, apart: Path) -> None:
     """Repeated by another user, if the tests' user is root and others can reach the interpreter."""
-    git(study.project, "clone", "--quiet", ".", str(tmp_path / "clone"))
-    clone = other(study.project, {"HOME": str(tmp_path), "USER": "nobody"}, path=tmp_path / "clone")
+    git(study.project, "clone", "--quiet", ".", str(apart / "clone"))
+    clone = other(study.project, {"HOME": str(apart), "USER": "nobody"}, path=apart / "clone")
     for name in ("mlflow.db", "artifacts"):
         source, target = (place.path / ".orchestrator" / name for place in (study.project, clone))
         target.parent.mkdir(exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy2)(source, target)
     if os.geteuid() == 0 and all(folder.stat().st_mode & 0o001 for folder in Path(sys.prefix).parents):
-        hand_over(tmp_path, Path(clone.temporary))
+        hand_over(apart, Path(clone.temporary))
         clone.before = AS_NOBODY
     done = clone.run(
         f"rerun={study.run_id[:10]}", "trust=true", "cluster.workers=1", "topology=peer_to_peer", "output=json"

@@ -29,7 +29,7 @@ import yaml
 
 from orchestrator.common import temporary
 from orchestrator.common.tested_versions import MLFLOW, MLFLOW_TABLES
-from orchestrator.provenance.tracking import empty, names
+from orchestrator.provenance.tracking import empty, names, rebase
 from orchestrator.provenance.tracking.client import Client, Dataset, Metric, ModelOfRun, Param, RunTag
 
 _PATIENCE_S = 20.0  # with other writers, as MLflow's own
@@ -101,9 +101,11 @@ def _usual(verb: _Verb) -> _Verb:
 class DatabaseClient(Client):
     """The client of a store in this file, for the verbs below; those of MLflow's client have its names and arguments."""
 
-    def __init__(self, database: Path, opened: Callable[[], Any]) -> None:
+    def __init__(self, database: Path, artifacts: Path, opened: Callable[[], Any]) -> None:
+        """artifacts: the folder of those of this store."""
         super().__init__(opened)
         self._database = database
+        self._artifacts = artifacts
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -244,7 +246,7 @@ class DatabaseClient(Client):
     def log_artifact(self, run_id: str, local_path: str, artifact_path: str) -> None:
         with closing(_connected(self._database)) as connection:
             found = connection.execute("select artifact_uri from runs where run_uuid = ?", (run_id,)).fetchone()
-        _copied(Path(local_path), _folder(found) / artifact_path)
+        _copied(Path(local_path), self._found_at(found) / artifact_path)
 
     @_usual
     def model_of_run(self, run_id: str, name: str) -> ModelOfRun | None:
@@ -292,7 +294,7 @@ class DatabaseClient(Client):
                 "select artifact_location from logged_models where model_id = ? and lifecycle_stage = 'active'",
                 (model_id,),
             ).fetchone()
-        place = _folder(found)
+        place = self._found_at(found)
         place.mkdir(parents=True, exist_ok=True)
         for folder, below, files in os.walk(local_dir):
             target = place / os.path.relpath(folder, local_dir)
@@ -300,6 +302,9 @@ class DatabaseClient(Client):
                 (target / each).mkdir(exist_ok=True)
             for each in files:
                 _put(Path(folder, each), target / each)
+
+    def _found_at(self, found: tuple[str] | None) -> Path:
+        return _folder(None if found is None else (rebase.found_at(found[0], self._artifacts),))
 
     @_usual
     def finalize_logged_model(self, model_id: str, status: str) -> None:

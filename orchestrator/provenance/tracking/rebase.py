@@ -53,10 +53,22 @@ def rebase(database: Path, artifacts: Path, locations: Callable[[], Iterable[str
         )
 
 
+def found_at(location: str, artifacts: Path) -> str:
+    """The location as this process finds it, of a file among the store's artifacts. Another process that has opened the store
+    may have changed it since: a container sees the folder by another path than its host."""
+    tail = f"{_tail(artifacts)}/"
+    above, mark, below = location.rpartition(tail)
+    return f"{artifacts.as_uri()}/{below}" if mark and above.startswith("file:") else location
+
+
+def _tail(artifacts: Path) -> str:
+    """By which a folder of this name is known at any place."""
+    return "/" + "/".join(artifacts.as_uri().split("/")[-2:])
+
+
 def _moved(locations: Iterable[str], artifacts: Path) -> set[str]:
     """The places of all artifacts that are not this one."""
-    ours = artifacts.as_uri()
-    tail = "/" + "/".join(ours.split("/")[-2:])
+    ours, tail = artifacts.as_uri(), _tail(artifacts)
     places = {each.removesuffix(_OWN) for each in locations if each.startswith("file:")}
     return {each for each in places if each != ours and each.endswith(tail)}
 

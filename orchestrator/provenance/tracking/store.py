@@ -141,7 +141,8 @@ class Store:
         self.uri = absolute(uri) if uri else default_uri(folder)
         database = database_of(self.uri)
         home = (database.parent if database else folder).resolve()
-        self._artifacts = (home / "artifacts").as_uri()
+        self._home = home / "artifacts"
+        self._artifacts = self._home.as_uri()
         is_read_only = _is_read_only(home)
         self._lock = None if is_server(self.uri) or is_read_only else home / "mlflow.lock"
         self._database: Path | None = None  # one that was there, or whose tables were kept
@@ -150,7 +151,7 @@ class Store:
             if database is not None and database.exists():
                 self._database = database
                 if not is_read_only:
-                    rebase(database, home / "artifacts", self._locations)
+                    rebase(database, self._home, self._locations)
             elif database is None:
                 self.client = self._of_mlflow()
             elif empty.place(database, self._artifacts):
@@ -179,7 +180,7 @@ class Store:
         ConfigurationError."""
         with self.usable(), self._locked():
             if self._database is not None and database_client.fits(self._database, self.uri):
-                return DatabaseClient(self._database, self._opened)
+                return DatabaseClient(self._database, self._home, self._opened)
             return self._of_mlflow()
 
     def _of_mlflow(self) -> Client:

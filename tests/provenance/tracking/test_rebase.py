@@ -17,6 +17,7 @@ import pytest
 from orchestrator.common.tested_versions import Tables
 from orchestrator.provenance.tracking import Store, Tracker, rebase
 from orchestrator.provenance.tracking.addresses import absolute
+from orchestrator.provenance.tracking.models import ModelFolder, fetch_folder
 from orchestrator.provenance.tracking.store import accounts, user
 from tests.refusals import refused
 
@@ -105,6 +106,33 @@ def test_tables_that_were_not_tested_are_not_changed(tmp_path: Path, monkeypatch
     Path(link[2]).symlink_to(link[1])
     Store(None, moved).fetch(run_id, "run", moved)
     assert (moved / "note.txt").read_text() == "kept"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+def test_a_run_goes_on_whose_store_is_seen_by_another_path_meanwhile(tmp_path: Path) -> None:
+    """As of a run in a container, which somebody looks at from its host."""
+    folder, host = tmp_path / "workspace" / ".orchestrator", tmp_path / "home" / ".orchestrator"
+    folder.mkdir(parents=True)
+    Store(None, folder)
+    store = Store(None, folder)
+    tracker = Tracker.create(store, store.experiment("e"), "named", every_s=1.0)
+    model = folder / tracker.run_id / "model"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_text("weights")
+    (folder / tracker.run_id / "note.txt").write_text("kept")
+    rebase.rebase(folder / "mlflow.db", host / "artifacts", list)
+    tracker.artifact(folder / tracker.run_id / "note.txt", "run")
+    tracker.model(ModelFolder(model, 1, {}), None)
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    assert not host.exists()
+    host.parent.mkdir()
+    folder.rename(host)
+    seen = Store(None, host)
+    seen.fetch(tracker.run_id, "run", tmp_path)
+    assert (tmp_path / "note.txt").read_text() == "kept"
+    assert fetch_folder(seen, tracker.run_id, tmp_path / "model")
 
 
 @pytest.mark.slow
