@@ -35,7 +35,7 @@ from orchestrator.config.settings import Settings, load
 from orchestrator.driver.preflight import checks
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout
-from orchestrator.provenance.code import imported, snapshot, worktree
+from orchestrator.provenance.code import git, imported, snapshot, worktree
 from orchestrator.provenance.data import hashing, versions
 from orchestrator.provenance.environment import node
 from orchestrator.records import trace
@@ -98,7 +98,7 @@ def at_launch(project: Path) -> list[tuple[str, str, float]]:
             ]
             return [(name, where, statistics.median(map(_seconds, [piece] * REPEATS))) for name, where, piece in pieces]
         finally:
-            snapshot.forget(work.root, REF)
+            git.run(work.root, "update-ref", "-d", snapshot.ref_of(REF))
 
 
 def launches(count: int) -> list[float]:

@@ -152,9 +152,8 @@ def holder(file: Path | int) -> str:
 class Wait:
     """One wait for a lock. what: in words, asked for when it is told."""
 
-    def __init__(self, what: Callable[[], str], say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, what: Callable[[], str]) -> None:
         self._what = what
-        self._say = say or _print
         self._began = time.monotonic()
         self._pause = _FIRST_PAUSE_S
         self._said = False
@@ -172,7 +171,7 @@ class Wait:
             )
         if waited >= SAID_S and not self._said:
             self._said = True
-            self._say(f"note: waiting for {self._what()}")
+            print(f"note: waiting for {self._what()}", file=sys.stderr, flush=True)
 
 
 def _waited_for(path: Path, look: Callable[[], None] | None, *, signed: bool) -> int:
@@ -280,7 +279,3 @@ def _user(number: int) -> str:
 def _printable(text: str) -> str:
     """Others wrote it."""
     return "".join(each for each in text if each.isprintable())
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from orchestrator.driver.run import inspection_requests
 from orchestrator.errors import RunFailed, UsageError, from_dict
 from orchestrator.provenance.tracking import Past, Store
 
-PATIENCE_S = 30.0
+_PATIENCE_S = 30.0
 _SHOWN = 8
 
 
@@ -81,7 +81,6 @@ def look(
     first: int = 0,
     count: int | None = None,
     uri: str | None = None,
-    timeout_s: float = PATIENCE_S,
 ) -> Look:
     """Look at a parameter of a running model. name: of the run. parameter: None to see which there are, and the clocks.
     first, count: of its elements, in the order of memory; then the values have one axis. Raises UsageError,
@@ -90,9 +89,7 @@ def look(
     past = Store.with_run(uri, folder, name).find(name)
     if past.status != "RUNNING":
         raise _not_running(past)
-    told, raw = _asked(
-        past, RunFolder(folder, past.run_id), {"name": parameter, "first": first, "count": count}, timeout_s
-    )
+    told, raw = _asked(past, RunFolder(folder, past.run_id), {"name": parameter, "first": first, "count": count})
     known = {each: (tuple(shape), tuple(stride)) for each, (shape, stride) in told["parameters"].items()}
     shapes = {each: shape for each, (shape, _) in known.items()}
     slices = tuple(
@@ -115,16 +112,14 @@ def look(
     return Look(past.run_id, shapes, parameter, values, tuple(each for each in slices if each.end > each.start))
 
 
-def _asked(
-    past: Past, files: RunFolder, request: inspection_requests.Request, timeout_s: float
-) -> tuple[dict[str, Any], bytes]:
+def _asked(past: Past, files: RunFolder, request: inspection_requests.Request) -> tuple[dict[str, Any], bytes]:
     """The answers of the servers. At the start of an async phase, or of a generation, they hold nothing for a moment."""
 
     def check() -> None:
         if not files.is_driven:
             raise _not_running(past)
 
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _PATIENCE_S
     answer: dict[str, Any] = {}
     try:
         while not answer.get("slices"):
@@ -136,7 +131,7 @@ def _asked(
                 )
     except TimeoutError:
         raise RunFailed(
-            f"the servers of run {past.run_id} have not answered for {timeout_s:g} s", code="look.unanswered"
+            f"the servers of run {past.run_id} have not answered for {_PATIENCE_S:g} s", code="look.unanswered"
         ) from None
     return answer, raw
 

@@ -71,11 +71,11 @@ def since_command() -> float:
     return process_age() if any(what == COMMAND for _, what, _, _ in _of_launch.get()) else 0.0
 
 
-def recorded(member: str | None = None) -> list[dict[str, Any]]:
-    """The phases so far, of each line one after another. member: in place of all lines."""
+def recorded() -> list[dict[str, Any]]:
+    """The phases so far, of each line one after another."""
     lines: dict[str, list[tuple[str, float, float]]] = {}
     for line, what, began, seconds in list(_of_launch.get()):
-        lines.setdefault(member or line, []).append((what, began, seconds))
+        lines.setdefault(line, []).append((what, began, seconds))
     return [_line(name, sorted(spans, key=lambda span: span[1])) for name, spans in lines.items()]
 
 

@@ -92,7 +92,6 @@ class WorkerHooks:
     def __init__(self, state: WorkerState, workload: PipelineAdapter, generation: Generation, rank: int) -> None:
         self._state = state
         self._services = state.services
-        self._workload = workload
         self._generation = generation
         self._rank = rank
         # A peer may wait for a store that long, which is nobody's fault.

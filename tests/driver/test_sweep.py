@@ -92,7 +92,7 @@ def test_the_record_of_a_sweep_holds_no_credentials_and_asks_for_them(tmp_path: 
         "space: {run.seed: {choices: [1, 2]}}\nsearch: {name: grid}\n"
     )
     described = load_sweep(str(file), [])
-    record.write_text(described.as_yaml(public=True))
+    record.write_text(described.as_yaml())
     (tmp_path / "sweep.jsonl").touch()
     assert not re.search("swordfish|sword@", record.read_text() + json.dumps(parameters(described)))
     with pytest.raises(ConfigurationError) as caught:
@@ -259,7 +259,7 @@ POINT = {"optimizer.lr": 0.00123456, "pipeline.args.hidden": 64}
 
 
 def drive(stream: io.StringIO) -> None:
-    board = TrialBoard(Seen("validation/loss", 3, 2), stream)
+    board = TrialBoard(Seen("validation/loss", 3), stream)
     for number in range(2):
         board.begins((number, 0), POINT, 60)
     TrialDisplay(board, (0, 0)).step(60, 0.5)
@@ -297,7 +297,7 @@ def shown(text: str) -> list[str]:
 
 def test_on_a_terminal_the_table_stays_below_what_is_said() -> None:
     stream = Terminal()
-    board = TrialBoard(Seen("validation/loss", 3, 2), stream)
+    board = TrialBoard(Seen("validation/loss", 3), stream)
     board.say("sweep x")
     board.begins((0, 0), POINT, 60)
     board.begins((1, 0), POINT, 60)
@@ -313,7 +313,7 @@ def test_on_a_terminal_the_table_stays_below_what_is_said() -> None:
 
 
 def test_the_table_fits_its_width_and_names_what_runs() -> None:
-    seen = Seen("loss", 9, 2, running={(7, 0): TrialRow(7, 0, POINT, 3, 60, 0.5), (2, 0): TrialRow(2, 0, POINT)})
+    seen = Seen("loss", 9, running={(7, 0): TrialRow(7, POINT, 3, 60, 0.5), (2, 0): TrialRow(2, POINT)})
     lines = table(seen, 60)
     assert [line.split()[:2] for line in lines[1:3]] == [["2", "starting"], ["7", "3/60"]]
     assert all(len(line) <= 30 for line in table(seen, 30))
@@ -406,4 +406,4 @@ def test_an_ensemble_is_told_beside_its_members_and_drawn(tmp_path: Path) -> Non
     assert "rerun=e" in text
     assert pictures.draw_ensemble(tmp_path / "pictures", WHOLE, "ensemble") is None
     assert (tmp_path / "pictures" / "members.png").stat().st_size > 5000
-    assert table(Seen("loss", 2, 1, noun="member"), 80) == ["0 of 2 members"]
+    assert table(Seen("loss", 2, noun="member"), 80) == ["0 of 2 members"]

@@ -17,7 +17,7 @@ def tokenizer_of(given: str | None) -> Any:
     """The tokenizer of a folder, None where none is named. Raises ConfigurationError."""
     if given is None:
         return None
-    place = folder("tokenizer", given, "models")
+    place = folder("tokenizer", given)
     return package("transformers").AutoTokenizer.from_pretrained(place, local_files_only=True)
 
 

@@ -33,14 +33,14 @@ def package(name: str) -> Any:
     return found
 
 
-def folder(key: str, given: Any, of: str) -> Path:
-    """The folder that an argument of the pipeline names. of: what lies in it. Raises ConfigurationError for anything else, such
-    as the name of a repository of a hub."""
+def folder(key: str, given: Any) -> Path:
+    """The folder of a model that an argument of the pipeline names. Raises ConfigurationError for anything else, such as the
+    name of a repository of a hub."""
     if isinstance(given, str) and Path(given).is_dir():
         return Path(given)
     raise ConfigurationError(
         [f"pipeline.args.{key}: {given!r} is no folder, and nothing is fetched from a hub while a run starts"],
-        f"fetch it once, and name the folder: hf download {_name(given)} --local-dir {of}/{_name(given).split('/')[-1]}",
+        f"fetch it once, and name the folder: hf download {_name(given)} --local-dir models/{_name(given).split('/')[-1]}",
         code="transformers.not-a-folder",
     )
 

@@ -34,7 +34,7 @@ class DescribedModel:
                 code="transformers.model-form",
             )
         self._options = dict(entry.get("options", {}))  # of from_pretrained, or values of the configuration
-        self.folder = folder("model", entry["folder"], "models") if "folder" in entry else None
+        self.folder = folder("model", entry["folder"]) if "folder" in entry else None
         self._config = _values(entry["config"]) if "config" in entry else {}
         self.kind = self._class(entry.get("class"))  # of transformers, or the user's
 

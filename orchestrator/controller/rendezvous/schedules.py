@@ -7,10 +7,9 @@ model, and by that of a stage's group where it is cut into stages. All members v
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from orchestrator.comm.topologies import Action, Finish, Schedule, build_schedule, program
+from orchestrator.comm.topologies import Schedule, build_schedule
 from orchestrator.config.plan import Exchange, Variant
 from orchestrator.controller.events import Begin
 
@@ -32,13 +31,6 @@ class Group:
     def peers_of(self, rank: int) -> frozenset[int]:
         """The ranks of the generation that `rank` talks with in a sum."""
         return frozenset(self.ranks[peer] for peer in self.schedule.peers_of(self.place(rank)))
-
-    def program(self, rank: int, only: Collection[int] | None = None) -> tuple[Action, ...]:
-        """The actions of `rank` in a sum; peers are ranks of the generation."""
-        actions = program(self.schedule, self.place(rank), only)
-        return tuple(
-            each if isinstance(each, Finish) else replace(each, peer=self.ranks[each.peer]) for each in actions
-        )
 
 
 def schedule_of(begin: Begin, exchange: Exchange) -> Schedule:

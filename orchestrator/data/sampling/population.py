@@ -61,9 +61,9 @@ class Population:
 _EACH = 40  # samples for each shard
 
 
-def tried(shards: int, samples: int | None = None, seed: int = 1) -> Population:
+def tried(shards: int) -> Population:
     """A population with three labels and equal weights."""
-    count = _EACH * shards if samples is None else samples
+    count = _EACH * shards
 
     def labels(_: str) -> Whole:
         import numpy
@@ -75,4 +75,4 @@ def tried(shards: int, samples: int | None = None, seed: int = 1) -> Population:
 
         return numpy.ones(count)
 
-    return Population(count, shards, seed, labels, weights)
+    return Population(count, shards, 1, labels, weights)

@@ -8,7 +8,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 IN_A_LINE = 8
-PLACES = "MLflow and the run's journal.jsonl"
+_PLACES = "MLflow and the run's journal.jsonl"
 ON_A_CARD = 20
 IN_A_PICTURE = 12
 
@@ -20,13 +20,13 @@ def few(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
     return {name: metrics[name] for name in metrics if name in chosen}
 
 
-def line(metrics: Mapping[str, float], where: str = PLACES) -> str:
-    """The metrics on one line. where: the place where all of them are."""
+def line(metrics: Mapping[str, float]) -> str:
+    """The metrics on one line."""
     shown = few(metrics, IN_A_LINE)
     parts = [f"{name} {value:.4g}" for name, value in shown.items()]
-    return ", ".join([*parts, *more(len(metrics) - len(shown), where)])
+    return ", ".join([*parts, *more(len(metrics) - len(shown))])
 
 
-def more(number: int, where: str = PLACES) -> list[str]:
+def more(number: int) -> list[str]:
     """A phrase on those that are not shown, if there are some."""
-    return [f"and {number:,} more metrics, in {where}"] if number else []
+    return [f"and {number:,} more metrics, in {_PLACES}"] if number else []

@@ -78,13 +78,11 @@ class Sweep:
             own["halving"] = {"rungs": [cut.steps for cut in course.cuts], "factor": course.cuts[0].factor}
         return own
 
-    def as_yaml(self, *, public: bool = False) -> str:
-        """A file that describes this sweep whole. public: as a record holds it, without credentials."""
+    def as_yaml(self) -> str:
+        """A file that describes this sweep whole, as a record holds it: without credentials."""
+        known = redactor(self.settings)
         whole = {**self.as_dict(), **to_dict(self.settings)}
-        if public:
-            known = redactor(self.settings)
-            whole = {key: known.setting(key, value) for key, value in whole.items()}
-        return as_yaml(whole)
+        return as_yaml({key: known.setting(key, value) for key, value in whole.items()})
 
     def determining(self) -> dict[str, Any]:
         """The part that determines its result."""

@@ -168,7 +168,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
 _NETWORK = {field.name for field in fields(Network)}
 
 
-def conditions(words: Mapping[str, str], seed: int = 0) -> Conditions:
+def conditions(words: Mapping[str, str]) -> Conditions:
     """Raises UsageError with every problem."""
     problems, values = [], {}
     for key, text in words.items():
@@ -192,4 +192,4 @@ def conditions(words: Mapping[str, str], seed: int = 0) -> Conditions:
         raise UsageError("; ".join(problems), f"there are {', '.join(KEYS)}", code="simulation.conditions")
     network = replace(Network(), **{name: value for name, value in values.items() if name in _NETWORK})
     rest = {name: value for name, value in values.items() if name not in _NETWORK}
-    return Conditions(network=network, seed=seed, **rest)
+    return Conditions(network=network, **rest)

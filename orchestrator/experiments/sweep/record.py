@@ -144,7 +144,7 @@ class SweepRecord:
         files = SweepFolder(folder, tracker.run_id)
         files.lease()
         try:
-            files.settings.write_text(sweep.as_yaml(public=True), encoding="utf-8")
+            files.settings.write_text(sweep.as_yaml(), encoding="utf-8")
         except OSError as error:
             tracker.end("FAILED")
             raise ConfigurationError(

@@ -164,9 +164,7 @@ def _drive(
     """Run the trials, write down what came of them, say it. overrides, tree, trusted: as `Trials` takes them; notes: to be said
     first."""
     course, known = described.course, record.known
-    board = TrialBoard(
-        Seen(described.metric, course.search.trials, described.parallel, described.direction, described.noun)
-    )
+    board = TrialBoard(Seen(described.metric, course.search.trials, described.direction, described.noun))
     for said in (_title(described, record.sweep_id), *(f"note: {each}" for each in notes)):
         board.say(said)
     error: OrchestratorError | None = None

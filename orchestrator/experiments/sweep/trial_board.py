@@ -24,13 +24,11 @@ class TrialRow:
     """A run of a trial, as the board shows it."""
 
     number: int  # of the trial
-    rung: int  # number of the rung that the run is on
     point: Mapping[str, Any]  # settings of the trial
     done: int = 0  # steps that are done
     steps: int = 0  # number of its steps; 0 while that is not known
     loss: float | None = None  # of the last step; None before the first
     value: float | None = None  # of the objective; None before the end, and where it failed
-    state: str = "running"  # "running", "failed", or the value's text
 
 
 @dataclass
@@ -39,7 +37,6 @@ class Seen:
 
     metric: str  # of the objective
     trials: int  # how many there will be
-    parallel: int  # how many run side by side
     direction: str = "minimize"  # whether small values are good ("minimize"), or large ones
     noun: str = "trial"  # what a trial is called
     running: dict[TrialRung, TrialRow] = field(default_factory=dict)  # runs that go on, by trial and rung
@@ -111,7 +108,7 @@ class TrialBoard:
 
     def begins(self, place: TrialRung, point: Mapping[str, Any], steps: int) -> None:
         with self._lock:
-            self._seen.running[place] = TrialRow(*place, point, steps=steps)
+            self._seen.running[place] = TrialRow(place[0], point, steps=steps)
             self._draw(now=True)
 
     def step(self, place: TrialRung, done: int, loss: float | None) -> None:
@@ -145,7 +142,7 @@ class TrialBoard:
 
     def knows(self, place: TrialRung, value: float | None, point: Mapping[str, Any], *, last: bool) -> None:
         """Take in a run that had ended before this process began."""
-        row = TrialRow(*place, point, value=value)
+        row = TrialRow(place[0], point, value=value)
         self._seen.failed += value is None
         if last and self._seen.better(row):
             self._seen.best = row

@@ -79,11 +79,6 @@ def keep(work: WorkTree, run_id: str) -> Snapshot:
     return Snapshot(work, commit, ref)
 
 
-def forget(root: Path, run_id: str) -> None:
-    """Let git collect a run's snapshot. A ref that is not there is fine."""
-    git.run(root, *_UNHOOKED, "update-ref", "-d", ref_of(run_id))
-
-
 def ref_of(run_id: str) -> str:
     if not re.fullmatch(r"\w[\w-]*", run_id, re.ASCII):
         raise ValueError(f"not the id of a run: {run_id!r}")

@@ -47,7 +47,7 @@ class Blueprint:
     def source(self) -> Source:
         return Source(self.target, self.args, self.data, self.data_args)
 
-    def build(self, pipeline: Pipeline | None = None, weights: Sequence[float] | None = None) -> EnsembleModel:
+    def build(self, pipeline: Pipeline | None = None) -> EnsembleModel:
         """With members as they are before training, in evaluation mode. Raises ConfigurationError, PipelineRaised."""
         number = len(self.seeds)
         if pipeline is None:
@@ -55,7 +55,7 @@ class Blueprint:
         members = [construction.make_model(pipeline, seed) for seed in self.seeds]
         with naming(f"building {self.combine}"):
             combination = COMBINATIONS[self.combine](number, **COMBINATIONS.resolve(self.combine, self.options))
-        model = EnsembleModel(members, combination, Form(self.output, self.classes), weights or [1.0 / number] * number)
+        model = EnsembleModel(members, combination, Form(self.output, self.classes), [1.0 / number] * number)
         with naming("eval() of the model"):
             model.eval()
         return model

@@ -138,8 +138,7 @@ def test_the_ref_keeps_it_and_without_it_the_bundle_does(repository: Path, tmp_p
     (repository / "new.py").unlink()
     git(repository, "gc", "--quiet", "--prune=now")
     snapshot.bundle(taken, tmp_path / "code.bundle")
-    snapshot.forget(repository, RUN)
-    snapshot.forget(repository, RUN)
+    git(repository, "update-ref", "-d", taken.ref)
     git(repository, "gc", "--quiet", "--prune=now")
     with pytest.raises(subprocess.CalledProcessError):
         git(repository, "cat-file", "-e", taken.commit)
