@@ -22,10 +22,8 @@ It does not see variables of other modules, files, or what containers with many 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import random
-import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
@@ -35,6 +33,7 @@ import numpy
 import torch
 from torch.utils.data import Dataset
 
+from orchestrator.common.frames import is_users_module
 from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.optim import aside
 
@@ -46,7 +45,6 @@ _OPAQUE = (type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_schedul
 _GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 _BARE = frozenset({type(None), bool, str, bytes})  # nothing is within; most of what an attribute holds is such
 _EMPTY = frozenset({list, tuple, dict, set, deque, OrderedDict})  # nor in these, where they are empty
-_PACKAGES = "-packages"  # in the file of a module
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
 _METRICS = "torchmetrics"  # a metric that is called with a batch adds up beside, and nothing follows from the sum
 # Kinds of values that are state for sure if they change: none, numbers, or arrays and lengths as well.
@@ -150,7 +148,7 @@ class _Walk:
 
     def _into(self, place: str, value: Any, counts: int) -> None:
         kind = type(value)
-        is_users = any(_is_users(each.__module__) for each in kind.__mro__)
+        is_users = any(is_users_module(each.__module__) for each in kind.__mro__)
         if is_users:
             self.holders.append((place, value))
             for each in kind.__mro__:
@@ -178,7 +176,7 @@ class _Walk:
 
     def _into_class(self, kind: type) -> None:
         """Through the attributes of a class of the user's, and what its functions hold."""
-        if not _is_users(kind.__module__) or kind in self._classes:
+        if not is_users_module(kind.__module__) or kind in self._classes:
             return
         self._classes.add(kind)
         self.holders.append((f"{kind.__module__}.{kind.__qualname__}", kind))
@@ -191,7 +189,7 @@ class _Walk:
 
     def _into_function(self, place: str, function: types.FunctionType, counts: int) -> None:
         """Through what a function of the user's has besides its code."""
-        if not _is_users(function.__module__):
+        if not is_users_module(function.__module__):
             return
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -236,14 +234,6 @@ class _Walk:
 
 def _public(name: str, counts: int) -> int:
     return _NOTHING if name.startswith("_") else counts
-
-
-@functools.cache
-def _is_users(module: str | None) -> bool:
-    """Whether a module of this name is part of a project: not of a package, of Python, or of orchestrator."""
-    top = (module or "").partition(".")[0]
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    return top not in (*sys.stdlib_module_names, "orchestrator") and file is not None and _PACKAGES not in file
 
 
 def _is_metric(kind: type) -> bool:

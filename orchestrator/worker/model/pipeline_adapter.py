@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from orchestrator.adapters.adapted import Adapted
+from orchestrator.common.frames import is_users_module
 from orchestrator.config.plan import Data, Plan, Run
 from orchestrator.data import mixture
 from orchestrator.data.fetching import fetch
@@ -123,8 +124,7 @@ class PipelineAdapter:
     def user_modules(self, *held: Any) -> dict[str, dict[str, Any]]:
         """The globals of the modules that define the classes of the pipeline, of its model, and of what is held besides."""
         names = sorted({type(each).__module__ for each in (self.pipeline, self.model, *held)})
-        modules = [(name, sys.modules.get(name)) for name in names]
-        return {name: vars(module) for name, module in modules if _is_written_here(module)}
+        return {name: vars(sys.modules[name]) for name in names if is_users_module(name)}
 
     def why_not_recorded(self, *, asks_step: bool) -> str:
         """Why a micro-batch's passes depend on more than the batch; empty where they do not. asks_step: whether recordings know
@@ -379,12 +379,6 @@ class PipelineAdapter:
             )
         train, validation = returned
         return train, validation
-
-
-def _is_written_here(module: Any) -> bool:
-    """Whether the module is part of a project, and not an installed package."""
-    file = getattr(module, "__file__", None)
-    return file is not None and "site-packages" not in file
 
 
 def _evaluated(step: int, batch: int) -> str:

@@ -243,12 +243,8 @@ class Replica:
 
     def counter_values(self) -> list[int]:
         """The counters' present values, concatenated. Asks a device once."""
-        values = self._counter_values()
-        return [] if values is None else values.tolist()
-
-    def _counter_values(self) -> torch.Tensor | None:
         counters = [counter.reshape(-1).long() for counter in self.counters.values()]
-        return torch.cat(counters) if counters else None
+        return torch.cat(counters).tolist() if counters else []
 
     def counter_names(self) -> list[str]:
         """For each value of `counter_values`, the buffer it belongs to."""

@@ -39,6 +39,7 @@ from orchestrator.numerics.staging import Arriving, Staging
 from orchestrator.worker.model.asked_step import Answers, AskedNumber
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.held_memory import HoldMemory, Watched, hold_memory
+from orchestrator.worker.model.output_checks import is_late
 from orchestrator.worker.model.replica import Replica
 
 _MOST: Final = 4  # each recording keeps gradients of its own
@@ -490,8 +491,7 @@ class _Passes:
             parameter.grad = None
         loss, weight = work.unread(batch, AskedNumber(self.answers, work.step))
         self.judged = loss, weight = loss, weight.number() if isinstance(weight, AskedNumber) else weight
-        on_device = isinstance(weight, torch.Tensor) and weight.numel() == 1 and weight.device == loss.device
-        numbers = [loss, weight.reshape(())] if on_device and not weight.is_complex() else [loss]
+        numbers = [loss, weight.reshape(())] if is_late(weight, loss) else [loss]
         self.numbers = torch.stack([number.double() for number in numbers])
         self.gradients = [parameter.grad for parameter in self._replica.parameters]
 
