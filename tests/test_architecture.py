@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -206,6 +207,13 @@ def rooms_of(floor: str) -> set[str]:
 @pytest.mark.parametrize("floor", ROOMS)
 def test_every_room_has_a_place(floor: str) -> None:
     assert rooms_of(floor) - {"__init__"} == set(ROOMS[floor])
+
+
+@pytest.mark.parametrize("floor", [floor for floor in ROOMS if floor != "cli"])  # of which it names what is no command
+def test_the_page_names_all_rooms_of_a_floor_in_their_order(floor: str) -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{floor}` \|.*\|(.*)\|$", page, re.M)
+    assert list(dict.fromkeys(name for name in re.findall(r"`(\w+)`", row) if name in ROOMS[floor])) == ROOMS[floor]
 
 
 @pytest.mark.parametrize("floor", ROOMS)
