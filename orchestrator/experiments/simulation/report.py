@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -75,7 +75,7 @@ class SimulatedRow:
     losses: int  # number of lost workers, in the scenario that was looked at
     played: bool  # whether all moves of the schedule were played
     driven: bool  # whether the controller itself decided
-    wire_bytes: float = 0.0  # out of the host that sends most to others
+    wire_bytes: float  # out of the host that sends most to others
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,8 +94,7 @@ def answer(question: Question) -> list[SimulatedRow]:
             lockstep = mode.execution == "lockstep"
             stepped = _stepped(question, times if lockstep else free, hosted, exchanged, mode, schedule)
             outcome, driven = _outcome(question, stepped.seconds)
-            row = _row(question, name, mode_name, mode, stepped, exchanged, outcome, driven)
-            rows.append(replace(row, wire_bytes=_wire_bytes(question, mode, exchanged, schedule)))
+            rows.append(_row(question, name, mode_name, mode, schedule, stepped, exchanged, outcome, driven))
     return rows
 
 
@@ -190,15 +189,17 @@ def _row(
     topology: str,
     name: str,
     mode: Mode,
+    schedule: Schedule,
     stepped: steps.Stepped,
     exchanged: Exchanged,
     outcome: SimulatedOutcome | None,
     driven: bool,
 ) -> SimulatedRow:
-    link, sent = exchanged.link, exchanged.sent
+    link, sent, wire = exchanged.link, exchanged.sent, exchanged.wire
     if mode.execution != "lockstep":  # a worker's updates come over every link of its way, and a rest once in a while
         update = question.elements * _UPDATE_BYTES * question.shards / question.workers
         link, sent = link / mode.rest_every + update, sent / mode.rest_every + update
+        wire = wire / mode.rest_every + update * crossings(schedule, question.conditions.network)
     return SimulatedRow(
         topology=topology,
         mode=name,
@@ -214,14 +215,8 @@ def _row(
         losses=0 if outcome is None else outcome.losses,
         played=exchanged.played,
         driven=driven,
+        wire_bytes=wire,
     )
-
-
-def _wire_bytes(question: Question, mode: Mode, exchanged: Exchanged, schedule: Schedule) -> float:
-    if mode.execution == "lockstep":
-        return exchanged.wire
-    update = question.elements * _UPDATE_BYTES * question.shards / question.workers
-    return exchanged.wire / mode.rest_every + update * crossings(schedule, question.conditions.network)
 
 
 def table(rows: Sequence[SimulatedRow]) -> str:

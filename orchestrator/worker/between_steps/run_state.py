@@ -160,8 +160,9 @@ class RunState:
         """The first run state of another run that begins here: it has none of the kept checkpoints of this one, and if this
         one was stopped early, patience begins anew."""
         best = None if self.best is None else Ranking(self.best.of)
-        ended = self.stopped_early and self.stopping is not None
-        stopping = Patience(self.stopping.monitored) if ended and self.stopping is not None else self.stopping
+        stopping = self.stopping
+        if stopping is not None and stopping.exhausted:
+            stopping = Patience(stopping.monitored)
         return replace(self, best=best, archived=False, save_here=False, stopping=stopping)
 
     def with_fallbacks(self, fallbacks: tuple[FallbackPair, ...]) -> RunState:
