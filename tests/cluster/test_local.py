@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from ray._private import node, services, utils
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.thirdparty import pynvml
 
+from orchestrator.cluster.sessions import folders as session_folders
 from orchestrator.cluster.sessions import local
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.common.tested_versions import Tried
@@ -150,6 +152,46 @@ def test_the_last_words_of_a_ray_that_did_not_start_are_kept(folders: Path, monk
     assert "error.txt of the run has the last lines" in str(caught.value.remedy)
     assert caught.value.details == "the raylet ended\n\nraylet.err:\nno room"
     assert list(folders.iterdir()) == []
+
+
+def test_a_name_that_is_no_text_is_told_at_once(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = os.fsdecode(b"/home/caf\xe9")
+    made = started([UnicodeEncodeError("utf-8", path, 9, 10, "surrogates not allowed")], monkeypatch)
+    with refused("ray.not-text", r"/home/caf\udce9"):
+        LocalRay(2.0, 60.0).__enter__()
+    assert len(made) == 1
+    assert list(folders.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "told"),
+    [
+        ({"f_bavail": 100}, "has room for 410 kB"),
+        ({"f_favail": 40}, "has room for 40 files"),
+        ({"f_files": 0, "f_favail": 0}, None),  # as of btrfs, which does not count them
+    ],
+)
+def test_a_place_without_room_for_a_ray_is_told(
+    room: dict[str, int], told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {"f_frsize": 4096, "f_bavail": 10**6, "f_files": 10**6, "f_favail": 10**6}
+    monkeypatch.setattr(os, "statvfs", lambda _place: SimpleNamespace(**usual | room))
+    if told is None:
+        session_folders.remove(session_folders.new())
+        return
+    with refused("ray.no-room", told):
+        session_folders.new()
+
+
+@pytest.mark.parametrize("name", ["é" * 12, os.fsdecode(b"caf\xe9")])
+def test_a_place_for_temporary_files_that_ray_does_not_take_is_left_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit is one of bytes, and it takes UTF-8 alone."""
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{name}")
+    folder = session_folders.new()
+    session_folders.remove(folder)
+    assert str(folder.parent) == "/tmp"
 
 
 @pytest.mark.usefixtures("clock")

@@ -16,24 +16,43 @@ import time
 from pathlib import Path
 
 from orchestrator.common import locks, processes
+from orchestrator.common.figures import sized
+from orchestrator.errors import ClusterUnavailable
 
 _PREFIX = "orc-"
 _NAMESPACE = "namespace"  # a file that says where the id counts
 MEMBERS_LOCK = "members.lock"  # on which members that may outlive their driver hold a lock (`actors.orphaned`)
 _HANDING_OVER_S = 120.0
 _BEGINNING_S = 60.0
-_LONGEST_PARENT = 18  # characters; with our two folders and what Ray adds a Unix socket's path ends at 107
+_LONGEST_PARENT = 18  # bytes; with our two folders and what Ray adds a Unix socket's path ends at 107
 _OF_RAY = "r"
+# A Ray that has less does not start. Four workers were seen to take 190 kB and 54 files.
+_ROOM_BYTES = 1_000_000
+_ROOM_FILES = 100
 
 
 def new() -> Path:
-    """Nobody else may enter it."""
+    """Nobody else may enter it. Raises ClusterUnavailable where there is no room, OSError."""
     parent = tempfile.gettempdir()
-    if len(parent) > _LONGEST_PARENT:
+    if len(os.fsencode(parent)) > _LONGEST_PARENT or not parent.isprintable():  # Ray takes no bytes that are not UTF-8
         parent = "/tmp"
+    _require_room(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
     (folder / _NAMESPACE).write_text(processes.namespace())
     return folder
+
+
+def _require_room(parent: str) -> None:
+    found = os.statvfs(parent)
+    room = found.f_bavail * found.f_frsize
+    lacks_files = found.f_files > 0 and found.f_favail < _ROOM_FILES  # some file systems do not count files: 0 of 0
+    if room < _ROOM_BYTES or lacks_files:
+        left = f"{found.f_favail} files" if room >= _ROOM_BYTES else sized(room)
+        raise ClusterUnavailable(
+            f"Ray could not be started: {parent} has room for {left}",
+            "make room there, or name another place with TMPDIR",
+            code="ray.no-room",
+        )
 
 
 def of_ray(folder: Path) -> Path:

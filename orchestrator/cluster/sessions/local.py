@@ -109,6 +109,8 @@ class LocalRay:
                 logs = None if self._folder is None else folders.logs(self._folder)
                 said = "" if logs is None else last_words(logs)
                 self._end()
+                if isinstance(error, UnicodeEncodeError):
+                    raise _not_text(error) from None
                 if isinstance(error, OrchestratorError) or not isinstance(error, Exception):
                     raise
                 passed = time.monotonic() - began
@@ -242,6 +244,14 @@ def _taken(port: int) -> ClusterUnavailable:
         f"tracking.metrics_port: something on this machine listens at port {port} already",
         "take another one, or end what listens there",
         code="ray.metrics-port",
+    )
+
+
+def _not_text(error: UnicodeEncodeError) -> ClusterUnavailable:
+    return ClusterUnavailable(
+        f"Ray could not be started: it takes no name with bytes that are not UTF-8, as in {error.object!a}",
+        "rename that, or launch from elsewhere",
+        code="ray.not-text",
     )
 
 
