@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import torch
 
 from orchestrator.comm.transports.base import DEVICE, Descriptor, Mapped
-from orchestrator.comm.transports.device_wire import MOST_BYTES, Leaving, memory_for
+from orchestrator.comm.transports.device_wire import MOST_BYTES, Enqueuing, Leaving, memory_for
 from orchestrator.comm.transports.region_index import RegionIndex
 from orchestrator.numerics.device.kernels import Operations, Packer
 
@@ -40,10 +40,9 @@ class DeviceMemoryFull(MemoryError):
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"a region of {size_bytes} bytes is needed on the GPU")
-        self.size_bytes = size_bytes
 
 
-class Driver(Protocol):
+class Driver(Enqueuing, Protocol):
     """The calls of a device's driver for regions. Sizes are multiples of `granularity`, in bytes."""
 
     granularity: int
@@ -69,9 +68,6 @@ class Driver(Protocol):
 
     def settle(self) -> None:
         """Wait until all that this thread has enqueued is done."""
-
-    def mark(self) -> Callable[[], None]:
-        """A function that waits until all that this thread has enqueued up to now is done."""
 
 
 class DeviceMapping:

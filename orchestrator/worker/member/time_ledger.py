@@ -52,18 +52,18 @@ class Ledger:
 
     def span(self, steps: int, kind: int, step: int | None, shard: int | None, begin: Any, end: Any) -> None:
         """Count a span of time. steps: that are committed at its end."""
-        seconds = None if self._pending else self._between(begin, end)
-        if seconds is None:
-            self._pending.append((begin, end, self._count_span, (steps, kind, step, shard)))
-        else:
-            self._count_span(seconds, steps, kind, step, shard)
+        self._count(begin, end, self._count_span, steps, kind, step, shard)
 
     def micro_batch(self, which: MicroBatch, begin: Any, end: Any) -> None:
+        self._count(begin, end, self._count_micro_batch, which)
+
+    def _count(self, begin: Any, end: Any, count: Callable[..., None], *what: Any) -> None:
+        """At once where the seconds in between are known, or else when they are."""
         seconds = None if self._pending else self._between(begin, end)
         if seconds is None:
-            self._pending.append((begin, end, self._count_micro_batch, (which,)))
+            self._pending.append((begin, end, count, what))
         else:
-            self._count_micro_batch(seconds, which)
+            count(seconds, *what)
 
     def begins_at(self, steps: int, before: int) -> None:
         """This member has a state of `steps` steps; those since `before` are not its own work."""
