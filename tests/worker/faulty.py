@@ -362,6 +362,36 @@ class CopiesAtAStep(Numbered):
         return loss + (model(batch[0]) - self.earlier(batch[0])).square().mean()
 
 
+class MovesATarget(Numbered):
+    """Draws the model to a target, which becomes the model every third step."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        self.target = copy.deepcopy(model).requires_grad_(False)
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step % 3 == 2:
+            self.target.load_state_dict(model.state_dict())
+        return super().loss(model, batch) + (model(batch[0]) - self.target(batch[0])).square().mean()
+
+
+class TellsAnAverage(Numbered):
+    """Among the metrics, of the outputs that this worker has seen from step 2 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = torch.zeros(())
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step >= 2 and model.training:
+            self.average.lerp_(model(batch[0]).detach().mean(), 0.1)
+        return super().loss(model, batch)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {"average": self.average}
+
+
 class TellsTheLastLoss(Numbered):
     """Among the metrics, of whatever this worker has computed last."""
 

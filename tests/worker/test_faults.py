@@ -140,6 +140,8 @@ COMPUTING = [
     Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step ", "a buffer of the model with a rule in buffers()")),
     Fault(f.CopiesAtAStep, Inconsistent, ("step ", "new value of ", "pipeline.earlier", "in each call"), OWN_SHARDS),
     Fault(f.TellsTheLastLoss, Inconsistent, ("after step ", "validation batch", "of pipeline.last"), CALIBRATING),
+    Fault(f.TellsAnAverage, Inconsistent, ("after step ", "value of pipeline.average"), CALIBRATING),
+    Fault(f.MovesATarget, Inconsistent, ("before step ", "pipeline.target.", "frozen copy"), OWN_SHARDS),
     Fault(f.LeavesAParameterUnwritten, NonFinite, ("loss is nan", "the parameter 'bias' of the model holds NaN")),
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3 (training samples ")),
     Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3 (training samples ")),

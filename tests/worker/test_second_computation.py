@@ -17,6 +17,7 @@ from torch import nn
 
 from orchestrator.config.settings import Every
 from orchestrator.errors import Inconsistent
+from orchestrator.worker.admission import beginning as module
 from orchestrator.worker.admission.beginning import Beginning
 from orchestrator.worker.step.second_computation import is_scheduled
 from tests.worker import faulty
@@ -118,18 +119,67 @@ def as_written() -> Iterator[None]:
     variables["scale"] = 1.0
 
 
-@pytest.mark.parametrize("written", ["mask", "masks", "array"])
-def test_nothing_is_put_back_once_a_tensor_has_been_filled_anew(written: str) -> None:
+FILLS: dict[str, Any] = {
+    "pipeline.mask": lambda held: held.mask.fill_(2),
+    "pipeline.masks": lambda held: held.masks[0].fill_(2),
+    "pipeline.array": lambda held: held.array.fill(2),
+}
+
+
+@pytest.mark.parametrize("place", FILLS)
+def test_what_has_been_written_in_place_is_exchanged_for_a_copy_of_what_it_was(place: str) -> None:
+    held = Held()
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    before = held.mask, held.masks[0], held.array
+    FILLS[place](held)
+    assert not beginning.has_more()
+    assert beginning.changed() == [place]
+    for only in (None, place):
+        with beginning.restored(only):
+            assert [each.max() for each in (held.mask, held.masks[0], held.array)] == [0, 0, 0]
+            FILLS[place](held)
+    assert all(now is was for now, was in zip((held.mask, held.masks[0], held.array), before, strict=True))
+    assert sum(each.max() for each in before) == 2
+
+
+def test_nothing_is_put_back_once_a_large_tensor_has_been_filled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number may say for what it was filled."""
+    monkeypatch.setattr(module, "_MOST_BYTES", 4)
     held = Held()
     beginning = Beginning({"pipeline": held}, held.net, {})
     held.one = 2
     assert beginning.changed() == ["pipeline.one"]
-    fill: dict[str, Any] = {"mask": held.mask.fill_, "masks": held.masks[0].fill_, "array": held.array.fill}
-    fill[written](2)
+    held.mask.fill_(2)
     assert beginning.changed() == []
     with beginning.restored():
         assert held.one == 2
+
+
+def test_what_moves_with_the_model_or_is_of_another_kind_has_no_copy() -> None:
+    held = Held()
+    held.mask = held.net.weight.detach()
+    held.masks = [torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.zeros(2, requires_grad=True) * 2]
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    held.net.weight.data.fill_(3)
+    assert beginning.changed() == []
+    with beginning.restored():
+        assert held.mask.max() == 3
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16)[1:], torch.zeros(())])
+def test_a_weight_outside_of_the_model_may_not_move(weight: torch.Tensor) -> None:
+    held = Held()
+    teacher = nn.Linear(2, 2)
+    teacher.register_buffer("average", weight)
+    held.count = teacher
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    assert beginning.moved_weight(wholly=True) is None
+    weight.data.add_(1)
+    assert beginning.moved_weight(wholly=False) is None
+    assert beginning.moved_weight(wholly=True) == "pipeline.count.average"
+    with torch.no_grad():
+        teacher.weight.add_(1)
+    assert beginning.moved_weight(wholly=False) == "pipeline.count.weight"
 
 
 def test_attributes_without_end_are_not_looked_at_for_ever() -> None:
@@ -183,6 +233,13 @@ def test_a_copy_of_an_earlier_model_is_found_in_each_way_to_train(way: str) -> N
     assert isinstance(end, Inconsistent)
     assert end.code == "pipeline.changed-once"
     assert "pipeline.earlier" in str(end)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_that_move_outside_of_the_model_are_found_in_each_way_to_train(way: str) -> None:
+    (end,) = members_end(faulty.MovesATarget, steps=6, **WAYS[way])
+    assert isinstance(end, Inconsistent)
+    assert end.code == "pipeline.weights-moved"
 
 
 class Notes(Batchnorm):

@@ -7,9 +7,11 @@ alone. Within `restored` the objects refer to what they did before that step; wh
 Attributes are looked at of the pipeline, and of other objects, layers and classes that the user has written. So are variables
 of closures and of the modules of pipeline and model, hooks of layers, and the items of lists, dictionaries and sets there.
 
-Once a tensor or an array of theirs has been written in place, as one that is filled anew for another size, nothing is put back
-any more: the other attributes may say what is in it. A micro-batch that reads and writes it is another one when it is computed
-again.
+A tensor or an array of theirs that has been written in place is exchanged for a copy of what it was. It is not written itself:
+what a batch left there may be memory in use. Large ones have no copy. Once such a one has been written, as one that is
+filled anew for another size, nothing is put back any more: the other attributes may say what is in it.
+
+Weights of modules outside of the model have no copies either. Nobody may change them, as in the first step.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from typing import Any, Final, NamedTuple
 import numpy
 import torch
 
+from orchestrator.numerics.byte_layout import bytes_of, same_bits
 from orchestrator.worker.admission import state_detection
 
 _MOST_ITEMS: Final = 1000
-_MOST_BYTES: Final = 2**23  # of arrays, which are copied
+_MOST_BYTES: Final = 2**23  # of arrays, and of tensors, which are copied
 _MOST_LOOKS: Final = 100
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
@@ -61,12 +64,24 @@ class Beginning:
         held = (_held(*each) for each in (*found, *layers, *parameters, *modules.items()))
         # A cell that has no content yet gets it by the code around the function.
         self._held = [each for each in held if each.values or not isinstance(each.owner, types.CellType)]
-        of_model = {id(each) for each in (*model.parameters(), *model.buffers())}
-        parts = [each for each in _parts(self._held) if id(each) not in of_model]
-        self._tensors = [(each, each._version) for each in parts if isinstance(each, torch.Tensor)]
-        self._arrays = [(each, each.tobytes()) for each in parts if isinstance(each, numpy.ndarray)]
+        parts = _Parts(self._held, model)
+        self._copies, self._versions = parts.copies, parts.versions
+        weights = state_detection.weights(roots, model)
+        self._weights = [(place, each, each._version, _sum(each)) for place, each in weights]
         self._looks = 0  # that found more
         self._watch()
+
+    def moved_weight(self, *, wholly: bool) -> str | None:
+        """The place of a weight outside of the model that has changed since. wholly: whether one is found that was written past
+        its version, as by `.data`."""
+        return next(
+            (
+                place
+                for place, each, version, total in self._weights
+                if each._version != version or (wholly and _sum(each) != total)
+            ),
+            None,
+        )
 
     def _watch(self) -> None:
         """Note what is looked at before each step, in flat loops: the attributes that are as in the beginning."""
@@ -99,10 +114,15 @@ class Beginning:
         found: list[str] = []
         if self._is_written():
             return found
+        written = self._written()
         for held in self._held:
             now = _values(held.owner)
             names = {*held.values, *now}
-            found += [_place(held, name) for name in sorted(names) if not _same(held, name, now.get(name, _MISSING))]
+            found += [
+                _place(held, name)
+                for name in sorted(names)
+                if not _same(held, name, now.get(name, _MISSING)) or _refers(held, name, written)
+            ]
         return found
 
     @contextlib.contextmanager
@@ -116,12 +136,13 @@ class Beginning:
         values = [held.values[name] for held in self._held for name in held.items]
         values += [each for now in found for each in now.values() if _is_container(each)]
         containers = [(each, each.copy()) for each in {id(each): each for each in values}.values()]
+        written = self._written()
         try:
             for held, now in zip(self._held, found, strict=True):
-                _put(held.owner, _as_they_were(held, now, only))
+                _put(held.owner, _as_they_were(held, now, only, written))
                 for name, items in held.items.items():
                     if only in (None, _place(held, name)):
-                        _fill(held.values[name], items)
+                        _fill(held.values[name], _exchanged(items, written))
             yield
         finally:
             for container, items in containers:
@@ -129,24 +150,87 @@ class Beginning:
             for held, now in zip(self._held, found, strict=True):
                 _put(held.owner, now)
 
+    def _written(self) -> dict[int, Any]:
+        """Copies of what those were that have been written in place, by their addresses."""
+        return {id(part): _copy(was) for part, was in self._copies if not _same_content(part, was)}
+
     def _is_written(self) -> bool:
-        return any(each._version != version for each, version in self._tensors) or any(
-            each.tobytes() != content for each, content in self._arrays
-        )
+        return any(each._version != version for each, version in self._versions)
 
 
-def _parts(held: Sequence[_Held]) -> Iterator[Any]:
-    """The tensors, and the arrays that are not large, among values and in containers."""
-    arrays = 0
-    for each in held:
-        items = (each.values[name] for name in each.items)
-        within = [part for it in items for part in (it.values() if isinstance(it, dict) else it)]
-        for value in (*each.values.values(), *within):
-            if isinstance(value, torch.Tensor) and not value.is_inference():
-                yield value
-            if isinstance(value, numpy.ndarray) and not value.dtype.hasobject and arrays + value.nbytes <= _MOST_BYTES:
-                arrays += value.nbytes
-                yield value
+class _Parts:
+    """The tensors and arrays among values and in containers. copies: of those that are not large, with what they were; of
+    arrays no others are looked at; versions: of the other tensors."""
+
+    def __init__(self, held: Sequence[_Held], model: torch.nn.Module) -> None:
+        self.copies: list[tuple[Any, Any]] = []
+        self.versions: list[tuple[torch.Tensor, int]] = []
+        of_model = [each.data for each in (*model.parameters(), *model.buffers()) if each.layout == torch.strided]
+        self._of_model = {each.untyped_storage().data_ptr() for each in of_model if not each.is_meta}
+        seen = {id(each) for each in (*model.parameters(), *model.buffers())}
+        self._bytes = Counter[type]()
+        for each in held:
+            items = (each.values[name] for name in each.items)
+            for value in (*each.values.values(), *(part for it in items for part in _contents(it))):
+                if isinstance(value, (torch.Tensor, numpy.ndarray)) and id(value) not in seen:
+                    seen.add(id(value))
+                    self._note(value)
+
+    def _note(self, part: Any) -> None:
+        kind = torch.Tensor if isinstance(part, torch.Tensor) else numpy.ndarray
+        if self._may_be_exchanged(part) and self._bytes[kind] + part.nbytes <= _MOST_BYTES:
+            self._bytes[kind] += part.nbytes
+            self.copies.append((part, _copy(part)))
+        elif kind is torch.Tensor and not part.is_inference():
+            self.versions.append((part, part._version))
+
+    def _may_be_exchanged(self, part: Any) -> bool:
+        """Not what moves with the model, or is part of a graph."""
+        if isinstance(part, numpy.ndarray):
+            return not part.dtype.hasobject
+        if type(part) is not torch.Tensor or part.layout != torch.strided or part.is_meta or part.is_quantized:
+            return False
+        is_theirs = part.untyped_storage().data_ptr() not in self._of_model
+        return is_theirs and not (part.requires_grad or part.is_inference())
+
+
+def _contents(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _copy(part: Any) -> Any:
+    return part.clone() if isinstance(part, torch.Tensor) else part.copy()
+
+
+def _same_content(part: Any, was: Any) -> bool:
+    if isinstance(part, torch.Tensor):
+        return same_bits(part, was)
+    return bool(part.shape == was.shape and part.tobytes() == was.tobytes())
+
+
+def _sum(weight: torch.Tensor) -> int:
+    """The sum of its bits, which is another one once it is trained or averaged."""
+    if weight.is_meta or weight.layout != torch.strided:
+        return 0
+    content = bytes_of(weight)
+    is_of_words = content.numel() % 4 == 0 == content.storage_offset() % 4
+    return int((content.view(torch.int32) if is_of_words else content).sum(dtype=torch.int64))
+
+
+def _refers(held: _Held, name: str, written: Mapping[int, Any]) -> bool:
+    """Whether what was there is one of these, or is among its items."""
+    if not written or name not in held.values:
+        return False
+    return id(held.values[name]) in written or any(id(each) in written for each in _contents(held.items.get(name, ())))
+
+
+def _exchanged(items: Any, written: Mapping[int, Any]) -> Any:
+    """The items with these in place of those that were written."""
+    if not any(id(each) in written for each in _contents(items)):
+        return items
+    if isinstance(items, dict):
+        return {key: written.get(id(value), value) for key, value in items.items()}
+    return [written.get(id(each), each) for each in items]
 
 
 def _held(place: str, owner: Any) -> _Held:
@@ -154,12 +238,13 @@ def _held(place: str, owner: Any) -> _Held:
     return _Held(place, owner, values, {name: each.copy() for name, each in values.items() if _is_container(each)})
 
 
-def _as_they_were(held: _Held, now: Mapping[str, Any], only: str | None) -> dict[str, Any]:
-    """The values of the beginning; with only the one at this place, if that is given, and the present others."""
-    if only is None:
-        return held.values
-    values = {name: value for name, value in now.items() if _place(held, name) != only}
-    return values | {name: value for name, value in held.values.items() if _place(held, name) == only}
+def _as_they_were(held: _Held, now: Mapping[str, Any], only: str | None, written: Mapping[int, Any]) -> dict[str, Any]:
+    """The values of the beginning; with only the one at this place, if that is given, and the present others. written: copies
+    that stand for what was written in place."""
+    were = {
+        name: written.get(id(value), value) for name, value in held.values.items() if only in (None, _place(held, name))
+    }
+    return were if only is None else {n: value for n, value in now.items() if _place(held, n) != only} | were
 
 
 def _fill(container: Any, items: Any) -> None:

@@ -104,6 +104,11 @@ def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
     return _walked(roots, model, gathers=True, hashes=False).untrained
 
 
+def weights(roots: Mapping[str, Any], model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of modules that are not within the model, by their places."""
+    return _walked(roots, model, gathers=True, hashes=False).weights
+
+
 class _Walk:
     """A depth-first walk through attributes and small containers that visits each object once."""
 
@@ -112,6 +117,7 @@ class _Walk:
         self.private: dict[str, tuple[Any, str]] = {}  # the owner and the name of each private number
         self.untrained: list[str] = []
         self.holders: list[tuple[str, Any]] = []
+        self.weights: list[tuple[str, torch.Tensor]] = []
         self._gathers, self._hashes = gathers, hashes
         self._modules = {id(module) for module in model.modules()}
         self._tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -223,6 +229,7 @@ class _Walk:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and id(tensor) not in self._tensors:
                 self.found[f"{place}.{name}"] = True, f"{id(tensor)} {tensor._version}".encode()
+                self.weights.append((f"{place}.{name}", tensor))
                 self._judge(f"{place}.{name}", tensor)
 
     def _judge(self, place: str, tensor: torch.Tensor) -> None:

@@ -5,6 +5,8 @@ behind a warm-up, a copy of the model as it was, weights of classes that an eval
 a resume, would lack it and go on with other bits. So a micro-batch is computed by the pipeline as it was before this worker's
 first step, where an attribute has changed for the first time. It is so in each step up to 8 too, and in four of each doubling
 behind, if anything has changed, or if loss is told the step. The same is done with validation batches.
+
+Weights of modules outside of the model are looked at alone: these may be large, and code that changes them has state.
 """
 
 from __future__ import annotations
@@ -43,17 +45,30 @@ class SecondComputation:
         self._again: Callable[[], bytes] = bytes  # computes the micro-batch that was tried last
 
     def is_due(self, step: int) -> bool:
-        """Whether one of this step is to be computed once more."""
+        """Whether one of this step is to be computed once more. Raises Inconsistent for weights outside of the model that have
+        moved."""
         if self._is_left_out:
             return False
         beginning = self._beginning = self._beginning or self._begun()
         if step > self._looked:
+            self._refuse_moved(beginning, step)
             self._looked = step
             self._is_due = has_more = beginning.has_more()
             if has_more or is_scheduled(step):
                 self._changed = beginning.changed()
                 self._is_due = bool(self._changed) or self._workload.takes_step
         return self._is_due and step > self._tried
+
+    def _refuse_moved(self, beginning: Beginning, step: int) -> None:
+        name = beginning.moved_weight(wholly=is_scheduled(step))
+        if name is not None:
+            raise Inconsistent(
+                f"before step {step}: {name}, which is no part of the model, has changed since the first step, and a worker "
+                "that joins would have its first value",
+                "have a frozen copy within the model, which the optimizer's step() moves (docs/porting.md, a moving average of "
+                "the weights)",
+                code="pipeline.weights-moved",
+            )
 
     def _begun(self) -> Beginning:
         workload = self._workload
@@ -87,6 +102,7 @@ class SecondComputation:
         beginning, expected = self._beginning, None
         changed: list[str] = []
         if step > self._evaluated and beginning is not None:
+            self._refuse_moved(beginning, step + 1)
             self._evaluated, self._evaluations = step, self._evaluations + 1
             if is_scheduled(self._evaluations):
                 # Within an evaluation no layer is in training.
