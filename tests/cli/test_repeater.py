@@ -64,18 +64,27 @@ def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -
 def test_the_files_come_home_whether_or_not_somebody_has_looked_at_the_run(
     tmp_path: Path, *, was_looked_at: bool
 ) -> None:
-    """A look at it makes its folder."""
+    """A look at it makes its folder, and brings what the store has of it by then."""
     tree, home = tmp_path / "tree", tmp_path / "home"
     for folder in (tree, home):
         folder.mkdir()
     files = RunFolder(tree, "0123")
     files.settings.write_text("run: {}")
+    files.trace.write_text("all\n")
     files.model.mkdir()
+    (files.model / "MLmodel").touch()
     if was_looked_at:
-        with RunFolder(home, "0123").leased():
-            pass
+        looked = RunFolder(home, "0123")
+        with looked.leased():
+            looked.trace.write_text("a part\n")
+            looked.model.mkdir()
+            held = looked.path.joinpath("lock").stat().st_ino
     _bring_home(files.path, home)
-    assert {file.name for file in (home / "0123").iterdir()} - {"lock"} == {"settings.yaml", "model"}
+    assert {file.name for file in (home / "0123").iterdir()} - {"lock"} == {"settings.yaml", "trace.jsonl", "model"}
+    assert (home / "0123" / "trace.jsonl").read_text() == "all\n"
+    assert (home / "0123" / "model" / "MLmodel").exists()
+    if was_looked_at:
+        assert (home / "0123" / "lock").stat().st_ino == held
 
 
 @pytest.mark.parametrize(

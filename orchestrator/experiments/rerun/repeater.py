@@ -238,14 +238,18 @@ def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> 
 
 
 def _bring_home(files: Path, folder: Path) -> None:
-    """The files of the repetition, out of the disposable tree."""
+    """The files of the repetition, out of the disposable tree, in place of those that a look at it has fetched meanwhile."""
     if not files.is_dir():
         return
     home = folder / files.name
-    home.mkdir(exist_ok=True)  # who looked at the run meanwhile has made it, perhaps with a lock
+    home.mkdir(exist_ok=True)
     for file in files.iterdir():
-        if not (home / file.name).exists():
-            shutil.move(file, home / file.name)
+        there = home / file.name
+        if file.name.endswith("lock") and there.exists():  # somebody may hold it
+            continue
+        if there.is_dir():
+            shutil.rmtree(there)
+        shutil.move(file, there)
 
 
 def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:
