@@ -82,21 +82,9 @@ class TwoOptimizers(Good):
         return [torch.optim.Adam([parameter]) for parameter in model.parameters()]
 
 
-class Scheduled(Good):
-    def optimizer(self, model: torch.nn.Module) -> Any:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 11)
-        return optimizer
-
-
 class Rated(Good):
     def rate(self, step: int) -> float:
         return 1 / (step + 1)
-
-
-class Incomplete(Pipeline):
-    def model(self) -> torch.nn.Module:
-        return torch.nn.Linear(4, 2)
 
 
 class Sized(Good):
