@@ -21,7 +21,7 @@ from orchestrator.worker.admission import beginning as module
 from orchestrator.worker.admission.beginning import Beginning
 from orchestrator.worker.step.second_computation import is_scheduled
 from tests.worker import faulty
-from tests.worker.pipelines import CLASSES, FEATURES, Batch, Batchnorm
+from tests.worker.pipelines import CLASSES, FEATURES, Batch, Batchnorm, FromOne
 from tests.worker.runs import Layout, members_end, train
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -298,6 +298,76 @@ def test_notes_are_let_pass_and_change_no_bit(way: str) -> None:
     """Batch normalisation moves its statistics with each computation."""
     settings = {"steps": 6, "evaluate_every": Every(steps=2), **WAYS[way]}
     assert train(Notes, **settings).digest == train(Batchnorm, **settings).digest
+
+
+class InParts(faulty.Numbered):
+    """Can be cut into two stages."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(), nn.Linear(8, CLASSES))
+
+
+class RemembersInParts(InParts, faulty.RemembersAfterAWarmUp):
+    pass
+
+
+class TellsInParts(InParts, faulty.TellsTheLastLoss):
+    pass
+
+
+class NotesInParts(FromOne):
+    """Changes its batch, looks back on what it has computed, and lets nothing follow."""
+
+    last: torch.Tensor | None = None
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:  # noqa: ARG002
+        self.last = super().loss(model, batch)
+        return self.last
+
+
+class FreezesInParts(InParts):
+    """A layer of the first stage, by setting one of its attributes."""
+
+    frozen = "0"
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step == 1:
+            model.get_submodule(self.frozen).requires_grad_(False)
+        return super().loss(model, batch)
+
+
+class EndsADropoutInParts(InParts):
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        if step == 1:
+            model.get_submodule("1").eval()
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (RemembersInParts, "pipeline.memory"),
+        (FreezesInParts, "model.0.weight.requires_grad"),
+        (EndsADropoutInParts, "model.1.training"),
+        (TellsInParts, "pipeline.last"),
+    ],
+)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_stage_computes_its_part_once_more(kind: type[InParts], place: str, recompute: bool) -> None:
+    settings: dict[str, Any] = {"steps": 6, "recompute": recompute, "evaluate_every": Every(steps=2)}
+    ends = members_end(kind, Layout(2, stages=2), **settings)
+    (error,) = (end for end in ends if isinstance(end, BaseException))
+    assert isinstance(error, Inconsistent)
+    assert error.code == ("pipeline.metrics-changed" if kind is TellsInParts else "pipeline.changed-once")
+    assert place in str(error)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+def test_notes_of_stages_are_let_pass_and_change_no_bit(order: str, recompute: bool) -> None:
+    settings: dict[str, Any] = {"steps": 5, "evaluate_every": Every(steps=2), "shards": 4, "batch_size": 8}
+    split = train(NotesInParts, Layout(2, stages=2), pipeline_order=order, recompute=recompute, **settings)
+    assert split.digest == train(FromOne, **settings).digest
 
 
 class Follows(faulty.Numbered):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,6 +22,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import digests
 from orchestrator.numerics.byte_layout import bytes_of, of_bytes
 from orchestrator.pipeline import defines
+from orchestrator.worker.admission import proof
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.pipeline_parallel import messages
@@ -29,16 +31,21 @@ from orchestrator.worker.pipeline_parallel.cuts import Way
 from orchestrator.worker.pipeline_parallel.links import Links
 from orchestrator.worker.pipeline_parallel.replay import Stage
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
+from orchestrator.worker.step.contribution import Contribution, digest_of
+from orchestrator.worker.step.second_computation import SecondComputation
 from orchestrator.worker.step_report import from_words, to_words
 
 _PIECE_BYTES: Final = 4 << 20
+
+Evaluated = tuple[list[str], list[float]]  # as of `PipelineAdapter.evaluate`
 
 
 class Stages:
     """Implements `worker.between_steps.boundary.Boundary`. `take_on` comes with each generation."""
 
-    def __init__(self, workload: PipelineAdapter, stage: Stage, held: StageState) -> None:
+    def __init__(self, workload: PipelineAdapter, stage: Stage, held: StageState, second: SecondComputation) -> None:
         self._workload = workload
+        self._second = second
         self._stage = stage
         self._held = held
         self._has_metrics = defines(type(workload.pipeline), "metrics")
@@ -115,14 +122,15 @@ class Stages:
         leaving: list[Activations | None] = [None] * len(ways)
         seeded: Generators | None = None
         if comes:
-            self._held.replica.begin_shard()
+            computed = partial(self._computed, step, batch, ways, arrived)
             try:
-                with self._workload.evaluation(step, batch) as calls:
-                    seeded = Generators.now()
-                    leaving, values = self._forward(ways, arrived, calls, seeded)
-                    if links.is_last:
-                        loss, metrics = values[0], values[1] if self._has_metrics else {}
-                        results.add(batch, *calls[0].evaluated(loss, metrics))
+                expected = self._second.tried_evaluation(step, batch, lambda: _digest(*computed()[1:]))
+                self._held.replica.begin_shard()
+                seeded, leaving, evaluated = computed()
+                if expected is not None:
+                    self._second.require_evaluation(expected, step, _digest(leaving, evaluated))
+                if evaluated is not None:
+                    results.add(batch, *evaluated)
                 self._held.replica.check_shard()
                 self._held.replica.check_step()
             except OrchestratorError as error:
@@ -130,6 +138,18 @@ class Stages:
                 leaving = [None] * len(ways)
         for tag, leaves in zip(tags, leaving, strict=True):
             links.give_behind(tag, leaves, seeded)
+
+    def _computed(
+        self, step: int, batch: int, ways: Sequence[Way], arrived: Sequence[messages.Message | None]
+    ) -> tuple[Generators, list[Activations | None], Evaluated | None]:
+        """The generators as they are in the beginning, what leaves this stage, and the numbers, in the last one."""
+        with self._workload.evaluation(step, batch) as calls:
+            seeded = Generators.now()
+            leaving, values = self._forward(ways, arrived, calls, seeded)
+            evaluated = (
+                calls[0].evaluated(values[0], values[1] if self._has_metrics else {}) if self._links.is_last else None
+            )
+        return seeded, leaving, evaluated
 
     def _forward(
         self, ways: Sequence[Way], arrived: Sequence[messages.Message | None], calls: Sequence[Any], seeded: Generators
@@ -210,3 +230,9 @@ class Stages:
         self._calls += 1
         payload = of_bytes(json.dumps(values).encode())
         return [json.loads(each.numpy().tobytes()) for each in self._exchange.gather(self._calls, 0, phase, payload)]
+
+
+def _digest(leaving: Sequence[Activations | None], evaluated: Evaluated | None) -> bytes:
+    crossing = [value.data for each in leaving if each is not None for value in each.border_values]
+    numbers = b"" if evaluated is None else proof.exact_numbers(*evaluated).encode()
+    return digest_of(Contribution(0.0, 0.0, crossing)) + numbers

@@ -7,9 +7,8 @@ Deep Nets with Sublinear Memory Cost", 2016)."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,21 +35,24 @@ class Flight:
     loss: torch.Tensor | None = None  # of the last stage; None in the others
     recording: Recording | None = None  # that has done its forward pass; None where it was computed
 
-    def light(self, batch: Any) -> Flight:
-        """Without its activations. batch: from which they are computed anew, as it was before the forward pass."""
+    def light(self, batch: Callable[[], Any]) -> Flight:
+        """Without its activations. batch: gives that from which they are computed anew, as it was before the forward pass."""
         assert self.call.given is not None
-        call = self.call._replace(function=partial(self.call.given.function, batch), given=None)
+        loss_of = self.call.given.function
+        call = self.call._replace(function=lambda: loss_of(batch()), given=None)
         return replace(self, record=None, call=call, loss=None if self.loss is None else self.loss.detach())
 
     def whole(self, stage: Stage, replica: Replica) -> Flight:
         """With its activations, which are computed anew where they were not kept. Raises as a forward pass does."""
-        if self.record is not None:
-            return self
+        return self if self.record is not None else self.anew(stage, replica)[0]
+
+    def anew(self, stage: Stage, replica: Replica) -> tuple[Flight, Activations | None]:
+        """Its forward pass once more, and what that gives to the next stage. Raises as a forward pass does."""
         replica.begin_shard()
         self.seeded.restore()
-        record, _, value = stage.forward(self.call.make, "training", self.came)
+        record, leaves, value = stage.forward(self.call.make, "training", self.came)
         judged = None if self.loss is None else self.call.judged(value)
-        return replace(self, record=record, loss=None if judged is None else judged[0])
+        return replace(self, record=record, loss=None if judged is None else judged[0]), leaves
 
 
 def begins_at_once(program: Sequence[Task]) -> frozenset[int]:

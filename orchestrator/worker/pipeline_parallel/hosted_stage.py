@@ -46,6 +46,7 @@ from orchestrator.worker.pipeline_parallel.trainer import StageParts, StageTrain
 from orchestrator.worker.pipeline_parallel.turns import turn
 from orchestrator.worker.step.executor import StepOutcome
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
+from orchestrator.worker.step.second_computation import SecondComputation
 from orchestrator.worker.step.summation import DirectSum
 from orchestrator.worker.step_report import Requests
 
@@ -132,15 +133,16 @@ class HostedStage:
         self._borders = None if kernels is None else BorderMemory(device.regions, onward, before)
         self._services = services
         self.model_state = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._first_state)
+        second = SecondComputation(workload, replica)
         places = tuple(place for place, name in enumerate(whole.counters) if name in owned)
         parts = StageParts(
             *(self._stage, cuts.stages, workload, replica, layout, places, self.model_state),
-            *(staging, staging.host_transfer(layout.layout, self._memory.result), norm, plan.recompute),
+            *(staging, staging.host_transfer(layout.layout, self._memory.result), norm, plan.recompute, second),
             graphs=self._graphs(device, workload, replica),
         )
         summation = DirectSum(layout.layout, self._memory, None, kernels, layout.runs)
         self.trainer = StageTrainer(parts, updater, summation, services)
-        self.boundary = Stages(workload, self._stage, self.model_state)
+        self.boundary = Stages(workload, self._stage, self.model_state, second)
 
     def _graphs(self, device: Device, workload: PipelineAdapter, replica: Replica) -> StageGraphs | None:
         if device.recorder is None or device.kernels is None:

@@ -41,9 +41,11 @@ from orchestrator.worker.pipeline_parallel.commit_vote import Ballot, HeldSum
 from orchestrator.worker.pipeline_parallel.flight import Flight, begins_at_once, most_under_way
 from orchestrator.worker.pipeline_parallel.links import Links
 from orchestrator.worker.pipeline_parallel.replay import Record, Stage
-from orchestrator.worker.pipeline_parallel.stage_graphs import Example, StageGraphs
+from orchestrator.worker.pipeline_parallel.second_pass import PassedBack, SecondPass
+from orchestrator.worker.pipeline_parallel.stage_graphs import Example, Recording, StageGraphs
 from orchestrator.worker.pipeline_parallel.stage_module import PartLayout, spread
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
+from orchestrator.worker.step.second_computation import SecondComputation
 from orchestrator.worker.step.summation import DirectSum
 from orchestrator.worker.step.tally import Tally
 from orchestrator.worker.step.trainer_checks import SentBytes, joined, not_finite
@@ -65,6 +67,7 @@ class StageParts:
     host_transfer: HostTransfer  # between there and the memory that is exchanged
     norm: Norm | None  # of the whole gradient, for clipping; None where nothing is clipped
     recompute: bool  # whether forward passes are computed anew before their backward passes
+    second: SecondComputation  # of micro-batches
     graphs: StageGraphs | None = None  # recordings of its passes; None: all are computed eagerly
 
 
@@ -80,6 +83,7 @@ class StageTrainer:
         self.second_vote: SecondVote = ()
         self._sent = SentBytes(services)
         self._faults: dict[int, OrchestratorError] = {}
+        self._second_pass = SecondPass(parts.second, parts.stage, parts.replica, self._pass_back)
         self._left = parts.replica.left()
         self._joined: list[torch.Tensor] = []
 
@@ -103,6 +107,7 @@ class StageTrainer:
         options = optimizers.options(self._updater.optimizer)
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
         self._faults = {}
+        self._second_pass.begin(step)
         tally, flights = Tally(self._parts.replica, counters_agree=True), dict[int, Flight]()
         graphs = self._parts.graphs
         if graphs is not None:
@@ -172,8 +177,9 @@ class StageTrainer:
         if arrived is None or arrived.note:
             try:
                 waits = shard in self._kept and shard not in self._at_once  # one that is computed anew has a copy below
+                wanted = self._second_pass.wants(when[0])
                 with parts.workload.call(when[0], shard, waits=waits) as call:
-                    if shard not in self._kept:  # loss() may change it
+                    if wanted or shard not in self._kept:  # loss() may change it
                         assert call.given is not None
                         batch = copied(call.given.batch)
                     parts.replica.begin_shard()
@@ -196,7 +202,9 @@ class StageTrainer:
                 self._faults[shard] = error
                 flight = None
         if flight is not None and (leaves is not None or flight.loss is not None):
-            flights[shard] = flight if shard in self._kept else flight.light(batch)
+            if wanted:
+                self._second_pass.note(when[0], shard, flight, batch, leaves)
+            flights[shard] = flight if shard in self._kept else flight.light(lambda: batch)
         links.give_behind(tag, leaves if flight is not None else None, None if flight is None else flight.seeded)
 
     def _backward(
@@ -222,26 +230,13 @@ class StageTrainer:
         parts, replica = self._parts, self._parts.replica
         behind = None if arrived is None else messages.gradients(arrived, flight.seeded)
         assert (arrived is None) == (behind is None)
+        tried = self._second_pass.tried(shard, behind)
         recording = flight.recording
         if recording is None or not recording.fits(behind):
             flight, recording = flight.whole(parts.stage, replica), None
-        parameters = parts.stage.parameters
-        for parameter in parameters.values():
-            parameter.grad = None
-        replica.continue_shard(flight.buffers)
-        weight, states = (flight.weight, flight.generators) if behind is None else (behind.weight, behind.generators)
-        states.restore()
-        tied = {} if behind is None else dict(behind.tied)
-        own = {name: tied.pop(name) for name in list(tied) if name in parameters}
-        if recording is not None:
-            border_values = recording.backward(behind)
-        else:
-            assert flight.record is not None
-            record = flight.record if flight.loss is None else flight.record._replace(roots=[flight.loss])
-            arrived_ties = {name: unpack(each, parts.staging) for name, each in own.items()}
-            border_values = parts.stage.backward(record, behind, arrived_ties)
-        guests = take_gradients(parameters, frozenset(parts.held.guests))
-        tied |= {name: pack(gradient) for name, gradient in guests.items()}
+        back = self._pass_back(flight, behind, recording)
+        self._second_pass.require(tried, back)
+        weight = flight.weight if behind is None else behind.weight
         index = len(tally.shards) % self._summation.most_waiting
         contribution = parts.host_transfer.out(replica.contribution(), index)
         self._summation.add(shard, contribution, weight, grid)
@@ -254,7 +249,27 @@ class StageTrainer:
                 example = Example(flight.call, flight.came, behind, flight.seeded, flight.generators, found)
                 parts.graphs.note(example)
         replica.check_shard(buffers=recording is None)
-        return Gradients(border_values, Generators.now(), tied, weight)
+        return Gradients(back.border_values, Generators.now(), back.tied, weight)
+
+    def _pass_back(self, flight: Flight, behind: Gradients | None, recording: Recording | None = None) -> PassedBack:
+        """The backward pass of a flight, which has its activations, or of its recording."""
+        parts = self._parts
+        parameters = parts.stage.parameters
+        for parameter in parameters.values():
+            parameter.grad = None
+        parts.replica.continue_shard(flight.buffers)
+        (flight.generators if behind is None else behind.generators).restore()
+        tied = {} if behind is None else dict(behind.tied)
+        own = {name: tied.pop(name) for name in list(tied) if name in parameters}
+        if recording is not None:
+            border_values = recording.backward(behind)
+        else:
+            assert flight.record is not None
+            record = flight.record if flight.loss is None else flight.record._replace(roots=[flight.loss])
+            arrived = {name: unpack(each, parts.staging) for name, each in own.items()}
+            border_values = parts.stage.backward(record, behind, arrived)
+        guests = take_gradients(parameters, frozenset(parts.held.guests))
+        return PassedBack(border_values, tied | {name: pack(gradient) for name, gradient in guests.items()})
 
     def _complete(self, step: int, tally: Tally) -> None:
         magnitudes = self._summation.complete(tally.total_weight, alone=self._links.alone)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -25,13 +26,22 @@ from orchestrator.worker.model.pipeline_adapter import PipelineAdapter, Unread
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step.contribution import Contribution, digest_of
 
-Gradients = Sequence[torch.Tensor | None]
-
 _MOST_TRIED, _MOST_NAMED = 20, 3  # places
 
 
+class Tried(NamedTuple):
+    """The result of a second computation. result: which the first one is to have too; changed: the places that were put back;
+    again: computes it once more by the pipeline as it is; what: was computed, for messages."""
+
+    result: bytes
+    changed: Sequence[str]
+    again: Callable[[], bytes]
+    what: str
+
+
 class SecondComputation:
-    """Computes micro-batches of a worker that holds the whole model. Streams are left out, which give samples once."""
+    """Computes micro-batches and validation batches once more: by itself where a worker holds the whole model, or as its
+    caller does (`again`). Streams are left out, which give samples once."""
 
     def __init__(self, workload: PipelineAdapter, replica: Replica) -> None:
         self._workload = workload
@@ -42,7 +52,6 @@ class SecondComputation:
         self._evaluated, self._evaluations = -1, 0  # the step behind which the last one was; how many there were
         self._changed: list[str] = []  # places
         self._is_due = False  # in the step that was looked at
-        self._again: Callable[[], bytes] = bytes  # computes the micro-batch that was tried last
 
     def is_due(self, step: int) -> bool:
         """Whether one of this step is to be computed once more. Raises Inconsistent for weights outside of the model that have
@@ -77,116 +86,140 @@ class SecondComputation:
 
     def expected(
         self, step: int, clock: int, shard: int, read_anew: Callable[[], object] = lambda: None
-    ) -> bytes | None:
-        """A digest of micro-batch (clock, shard), which goes into no sum, for `compare`; None where that is not due. clock: the
-        step by which it is numbered; read_anew: called behind each computation, since a loss may change its batch.
+    ) -> Tried | None:
+        """Micro-batch (clock, shard), which goes into no sum, for `compare`; None where that is not due. clock: the step by
+        which it is numbered; read_anew: called behind each computation, since a loss may change its batch.
 
         Gradients are dropped, and buffers are those of the step again. Raises as `PipelineAdapter.loss` does, Inconsistent."""
         if not self.is_due(step) or not self._workload.batches.rows(clock, shard):
             return None
+        again = partial(self._computed, clock, shard, read_anew)
+        what = f"loss or a gradient of shard {shard}"
+        return self.tried(step, again, what, recorded=self._workload.graphs is not None)
+
+    def tried(self, step: int, again: Callable[[], bytes], what: str, *, recorded: bool) -> Tried | None:
+        """One of a step in which it is due; None where there is no memory for it. again: computes it, and returns a digest;
+        recorded: whether the first one is replayed. Raises as `again` does, Inconsistent."""
         self._tried = step
-        assert self._beginning is not None
-        self._again = partial(self._computed, clock, shard, read_anew)
+        changed, beginning = self._changed, self._beginning
+        assert beginning is not None
+
+        def result() -> bytes:
+            """An error counts as another result where the pipeline is not what it is now."""
+            try:
+                return again()
+            except (PipelineRaised, NonFinite) as error:
+                if not changed:
+                    raise
+                return error.code.encode()
+
         # There may be no memory for another pass where recordings hold that of one.
         with contextlib.suppress(OutOfDeviceMemory):
-            with self._beginning.restored():
-                found = self._again()
-            if self._changed and self._workload.graphs is not None:  # a replay follows from no attribute
-                self._require(found, self._again(), step, shard)
+            with beginning.restored():
+                found = Tried(result(), changed, result, what)
+            if changed and recorded:  # a replay follows from no attribute
+                self.require(found, step, result())
             return found
         return None
 
+    def compare(
+        self, expected: Tried | None, step: int, computed: Unread | None, gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """computed, gradients: of the micro-batch in the step. Raises Inconsistent where they are others."""
+        if expected is not None:
+            self.require(expected, step, _digest(computed, gradients))
+
+    def require(self, expected: Tried, step: int, found: bytes) -> None:
+        """Raises Inconsistent where something else was found."""
+        if expected.result == found:
+            return
+        self._replica.check_step()  # a parameter that was changed is said by its name
+        buffers = "a buffer of the model with a rule in buffers()"
+        if expected.changed:
+            culprits = self._culprits(expected, found)
+            raise Inconsistent(
+                f"step {step}: the {expected.what} is another one without the new value of {culprits}, which a worker that "
+                "joins would not have",
+                "set it in each call of loss(), as a function of step; or have a frozen parameter that the optimizer moves, or "
+                f"{buffers}",
+                code="pipeline.changed-once",
+            )
+        raise Inconsistent(
+            f"step {step}: the {expected.what} came out differently when the same micro-batch was computed again",
+            f"keep nothing from batch to batch, whatever the step: what is to move along the run is {buffers}",
+            code="pipeline.repeated-differently",
+        )
+
     def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
-        """As `PipelineAdapter.evaluate`. In the first evaluations, and in four of each doubling, the first batch of this worker
-        is computed once more, if anything has changed. Raises Inconsistent."""
-        beginning, expected = self._beginning, None
-        changed: list[str] = []
-        if step > self._evaluated and beginning is not None:
-            self._refuse_moved(beginning, step + 1)
-            self._evaluated, self._evaluations = step, self._evaluations + 1
-            if is_scheduled(self._evaluations):
-                # Within an evaluation no layer is in training.
-                changed = [place for place in beginning.changed() if not place.endswith(".training")]
+        """As `PipelineAdapter.evaluate`, and once more where that is due. Raises Inconsistent."""
+        expected = self.tried_evaluation(step, batch, lambda: self._numbers(step, batch))
+        found = self._workload.evaluate(step, batch)
+        if expected is not None:
+            self.require_evaluation(expected, step, proof.exact_numbers(*found).encode())
+        return found
+
+    def tried_evaluation(self, step: int, batch: int, again: Callable[[], bytes]) -> Tried | None:
+        """In the first evaluations, and in four of each doubling, the first batch of this worker, if anything has changed.
+        Else, or where there is no memory for it, None. again: evaluates it, in the mode of training, and returns a digest. Raises
+        Inconsistent as `is_due` does."""
+        beginning = self._beginning
+        if step <= self._evaluated or beginning is None:
+            return None
+        self._refuse_moved(beginning, step + 1)
+        self._evaluated, self._evaluations = step, self._evaluations + 1
+        # Within an evaluation no layer is in training.
+        due = beginning.changed() if is_scheduled(self._evaluations) else ()
+        changed = [place for place in due if not place.endswith(".training")]
+
+        def result() -> bytes:
+            try:
+                with evaluation.in_eval_mode(self._workload.model):
+                    return again()
+            except PipelineRaised as error:
+                return error.code.encode()
+            finally:
+                self._replica.begin_shard()
+
+        with contextlib.suppress(OutOfDeviceMemory):
             if changed:
                 with beginning.restored():
-                    expected = self._numbers(step, batch)
-        found = self._workload.evaluate(step, batch)
-        if expected not in (None, numbers := proof.exact_numbers(*found)):
-            assert beginning is not None
-            culprits = _culprits(beginning, changed, lambda: self._numbers(step, batch), numbers)
+                    return Tried(result(), changed, result, f"validation batch {batch}")
+        return None
+
+    def require_evaluation(self, expected: Tried, step: int, found: bytes) -> None:
+        """Raises Inconsistent where something else was found."""
+        if expected.result != found:
+            culprits = self._culprits(expected, found)
             raise Inconsistent(
-                f"after step {step + 1}: validation batch {batch} has another loss or metric without the new value of "
+                f"after step {step + 1}: {expected.what} has another loss or metric without the new value of "
                 f"{culprits}, which a worker that joins would not have",
                 "let loss() and metrics() follow from the model and the batch alone: the loss of the training is recorded by "
                 "itself",
                 code="pipeline.metrics-changed",
             )
-        return found
-
-    def _numbers(self, step: int, batch: int) -> str | None:
-        """None where there is no memory for another pass."""
-        try:
-            with evaluation.in_eval_mode(self._workload.model):
-                return proof.exact_numbers(*self._workload.evaluate(step, batch))
-        except PipelineRaised as error:
-            return error.code
-        except OutOfDeviceMemory:
-            return None
-        finally:
-            self._replica.begin_shard()
-
-    def compare(
-        self, expected: bytes | None, step: int, shard: int, computed: Unread | None, gradients: Gradients
-    ) -> None:
-        """computed, gradients: of the micro-batch in the step. Raises Inconsistent where they are others."""
-        if expected is not None:
-            self._require(expected, _digest(computed, gradients), step, shard)
 
     def _computed(self, clock: int, shard: int, read_anew: Callable[[], object]) -> bytes:
-        """An error counts as another result where the pipeline is not what it is now."""
         self._replica.begin_shard()
         try:
             computed = self._workload.loss(clock, shard)
-        except (PipelineRaised, NonFinite) as error:
-            if not self._changed:
-                raise
-            return error.code.encode()
         finally:
             gradients = self._replica.gradients()
             self._replica.begin_shard()
             read_anew()
         return _digest(computed, gradients)
 
-    def _require(self, expected: bytes, found: bytes, step: int, shard: int) -> None:
-        if expected == found:
-            return
-        self._replica.check_step()  # a parameter that was changed is said by its name
-        buffers = "a buffer of the model with a rule in buffers()"
-        if self._changed and self._beginning is not None:
-            culprits = _culprits(self._beginning, self._changed, self._again, found)
-            raise Inconsistent(
-                f"step {step}: the loss or a gradient of shard {shard} is another one without the new value of {culprits}, "
-                "which a worker that joins would not have",
-                "set it in each call of loss(), as a function of step; or have a frozen parameter that the optimizer moves, or "
-                f"{buffers}",
-                code="pipeline.changed-once",
-            )
-        what = f"loss or a gradient of shard {shard}"
-        raise Inconsistent(
-            f"step {step}: the {what} came out differently when the same micro-batch was computed again",
-            f"keep nothing from batch to batch, whatever the step: what is to move along the run is {buffers}",
-            code="pipeline.repeated-differently",
-        )
+    def _numbers(self, step: int, batch: int) -> bytes:
+        return proof.exact_numbers(*self._workload.evaluate(step, batch)).encode()
 
-
-def _culprits(beginning: Beginning, changed: Sequence[str], again: Callable[[], object], found: object) -> str:
-    """The places, among these, of which one alone makes the difference to what is found; all, where none does."""
-    alone = []
-    for place in changed[:_MOST_TRIED]:
-        with beginning.restored(place):
-            if again() != found:
-                alone.append(place)
-    return ", ".join((alone or changed)[:_MOST_NAMED])
+    def _culprits(self, tried: Tried, found: bytes) -> str:
+        """The places of which one alone makes the difference to what was found; all, where none does."""
+        assert self._beginning is not None
+        alone = []
+        for place in tried.changed[:_MOST_TRIED]:
+            with contextlib.suppress(OutOfDeviceMemory), self._beginning.restored(place):
+                if tried.again() != found:
+                    alone.append(place)
+        return ", ".join((alone or tried.changed)[:_MOST_NAMED])
 
 
 def is_scheduled(step: int) -> bool:
@@ -195,5 +228,5 @@ def is_scheduled(step: int) -> bool:
     return step >> zeros << zeros == step
 
 
-def _digest(computed: Unread | None, gradients: Gradients) -> bytes:
+def _digest(computed: Unread | None, gradients: Sequence[torch.Tensor | None]) -> bytes:
     return b"" if computed is None else digest_of(Contribution(*computed, gradients))
