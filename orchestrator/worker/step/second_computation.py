@@ -160,8 +160,8 @@ class SecondComputation:
 
     def tried_evaluation(self, step: int, batch: int, again: Callable[[], bytes]) -> Tried | None:
         """In the first evaluations, and in four of each doubling, the first batch of this worker, if anything has changed.
-        Else, or where there is no memory for it, None. again: evaluates it, in the mode of training, and returns a digest. Raises
-        Inconsistent as `is_due` does."""
+        Else, or where there is no memory for it, None. again: evaluates it, in the mode of training, and returns a digest.
+        Raises Inconsistent as `is_due` does."""
         beginning = self._beginning
         if step <= self._evaluated or beginning is None:
             return None
