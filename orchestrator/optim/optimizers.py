@@ -341,6 +341,12 @@ def _as_it_is(value: Any) -> Any:
     return {key: _as_it_is(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+def is_constant(option: Any) -> bool:
+    """Whether an option of a group is a function or a type: `optimizer()` gives it, at each worker the same, and no step may
+    exchange it."""
+    return isinstance(option, (types.FunctionType, types.BuiltinFunctionType, type, torch.dtype))
+
+
 def group_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The options of each group that settings or the pipeline have given. A class that is neither torch's nor of the table
     may count there, too, so of it nothing is told."""
@@ -372,11 +378,17 @@ def adds_options(optimizer: torch.optim.Optimizer) -> bool:
 def strange_option(
     optimizer: torch.optim.Optimizer, before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
 ) -> str | None:
-    """The first name of an option that a step has removed, or added where it may not; a name of groups, where it did so with
-    one."""
-    old, new = ([dict.fromkeys(group) for group in groups] for groups in (before, after))
+    """The first name of an option that a step has removed, or added where it may not, or that is another function or type; a
+    name of groups, where it did so with one."""
+    old, new = (
+        [{name: value if is_constant(value) else None for name, value in group.items()} for group in groups]
+        for groups in (before, after)
+    )
     if adds_options(optimizer) and len(old) == len(new):
-        new = [{name: None for name in mine if name in group} for group, mine in zip(new, old, strict=True)]
+        new = [
+            {name: value for name, value in group.items() if name in mine or value is not None}
+            for group, mine in zip(new, old, strict=True)
+        ]
     return differing(old, new)
 
 

@@ -877,6 +877,19 @@ class CountsInOptimizer(Optimizing):
             return super().step(closure)
 
 
+class ExchangesAFunction(Optimizing):
+    """A function among the options, which another worker would have as it was."""
+
+    class Optimizer(torch.optim.SGD):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.param_groups[0]["filter"] = min
+
+        def step(self, closure: Any = None) -> Any:
+            self.param_groups[0]["filter"] = max
+            return super().step(closure)
+
+
 class AveragesInOptimizer(Optimizing):
     """Slow weights beside the fast ones, brought up to date in place every second step."""
 

@@ -173,6 +173,18 @@ def test_whatever_is_trained(number: int) -> None:
     live_and_replayed(case.pipeline, layout, [other], mode, **{"steps": 4, **case.settings})
 
 
+class Filtered(p.Mlp):
+    """Its optimizer has a function and a type among its options."""
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        options = {"filter": torch.is_tensor, "kind": torch.bfloat16}
+        return type("Own", (torch.optim.Adam,), {})([{"params": model.parameters(), **options}], lr=0.01)  # type: ignore[no-any-return]
+
+
+def test_functions_and_types_among_the_options_are_no_part_of_what_a_shard_keeps() -> None:
+    live_and_replayed(Filtered, Layout(3), [Layout(2)], {"name": "ssp", "staleness": 1}, steps=4, optimizer=None)
+
+
 def test_a_run_that_stops_early_is_repeated_to_the_same_step() -> None:
     settings: dict[str, Any] = {
         "steps": 30,

@@ -197,6 +197,7 @@ COMPUTING = [
     Fault(f.CountsInAHook, PipelineRaised, ("optimizer", "its hooks", "step 0", "param_groups"), OWN),
     Fault(f.KeepsAParameter, PipelineRaised, ("optimizer", "'slow'", "clone()"), OWN),
     Fault(f.RemovesOption, PipelineRaised, ("optimizer", "'steps' in its param_groups", "leave the groups"), OWN),
+    Fault(f.ExchangesAFunction, PipelineRaised, ("optimizer", "'filter' in its param_groups"), OWN),
     Fault(f.AveragesBeside, PipelineRaised, ("optimizer", "'average'", "step 0", "frozen parameters"), OWN),
     Fault(f.Anneals, PipelineRaised, ("optimizer", "buffer 'temperature'", "step 0", "frozen one"), OWN),
     Fault(

@@ -427,6 +427,20 @@ def test_a_state_has_options_that_the_first_step_adds() -> None:
     assert digest(model, optimizer) == digest(donor, donors)
 
 
+def test_functions_and_types_among_the_options_are_those_of_the_present_optimizer() -> None:
+    """As the filters of VICReg's LARS, and the types of moments of others."""
+    donor, donors = made(1, adamw)
+    model, optimizer = made(2, adamw)
+    for group in (donors.param_groups[0], optimizer.param_groups[0]):
+        group |= {"filter": adamw, "kind": torch.bfloat16}
+    train(donor, donors, 0, BEFORE)
+    state = packed(capture(donor, donors, {}))
+    assert "<function" not in str(state.values)  # with an address, which is another one at each worker
+    restore(state, model, optimizer)
+    assert (optimizer.param_groups[0]["filter"], optimizer.param_groups[0]["kind"]) == (adamw, torch.bfloat16)
+    assert state.values == capture(model, optimizer, {}).values
+
+
 def packed(state: TrainingState) -> TrainingState:
     """The same, with memory of its own."""
     return replace(state, tensors={name: tensor.clone() for name, tensor in state.tensors.items()})
@@ -434,6 +448,6 @@ def packed(state: TrainingState) -> TrainingState:
 
 def test_what_cannot_be_kept_is_named() -> None:
     model, optimizer = made(1, adamw)
-    optimizer.param_groups[0]["callback"] = print
+    optimizer.param_groups[0]["callback"] = object()
     with refused("checkpoint.state-value"):
         capture(model, optimizer, {})

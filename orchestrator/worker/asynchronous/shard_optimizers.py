@@ -72,7 +72,7 @@ class ShardOptimizers:
         turn = self._turns[shard]
         state = [[self._numbers[parameter], dict(entry)] for parameter, entry in turn.state.items()]
         row: dict[str, torch.Tensor] = {}
-        packed = pack({"groups": turn.groups, "state": state}, row, "optimizer")
+        packed = pack({"groups": list(map(snapshot.as_saved, turn.groups)), "state": state}, row, "optimizer")
         row[_TREE] = of_bytes(json.dumps(packed).encode())
         return row
 
@@ -85,7 +85,7 @@ class ShardOptimizers:
             tree = unpack(json.loads(row[_TREE].numpy().tobytes()), row, self._device)
             entries = {self._parameters[number]: entry for number, entry in tree["state"]}
             state.update(snapshot.placed(entries, self.optimizer))
-            groups = [snapshot.as_fused(saved, own) for saved, own in zip(tree["groups"], self._start, strict=True)]
+            groups = [snapshot.as_own(saved, own) for saved, own in zip(tree["groups"], self._start, strict=True)]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Inconsistent(
                 f"the optimizer's state of shard {shard} is not whole: {error}", code="checkpoint.shard-optimizer"

@@ -139,14 +139,16 @@ def _optimizer_tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
     names = _names(model)
     return {
         "name": type(optimizer).__name__,
-        "groups": [{**group, "params": [names[p] for p in group["params"]]} for group in optimizer.param_groups],
+        "groups": [
+            {**as_saved(group), "params": [names[p] for p in group["params"]]} for group in optimizer.param_groups
+        ],
         "state": {names[parameter]: dict(entry) for parameter, entry in optimizer.state.items()},
     }
 
 
 def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
-        own, params = as_fused(saved, group), group["params"]
+        own, params = as_own(saved, group), group["params"]
         group.clear()
         group.update({**own, "params": params})
     parameters = dict(model.named_parameters())
@@ -155,9 +157,21 @@ def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.opt
     optimizer.state.update(placed(entries, optimizer))
 
 
-def as_fused(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved options of a group; `fused` is taken from the present group, since it follows from the device."""
-    return {**saved, **({"fused": own["fused"]} if "fused" in own else {})}
+def as_saved(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group, functions and types by their names."""
+    return {
+        name: getattr(value, "__qualname__", str(value)) if optimizers.is_constant(value) else value
+        for name, value in group.items()
+    }
+
+
+def as_own(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved options of a group. Taken from the present group are `fused`, since it follows from the device, and functions
+    and types."""
+    return {
+        **saved,
+        **{name: value for name, value in own.items() if name == "fused" or optimizers.is_constant(value)},
+    }
 
 
 def placed(

@@ -63,7 +63,7 @@ def take(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None
     strange = optimizers.strange_option(optimizer, options, now)
     if strange is not None:
         raise PipelineRaised(
-            f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
+            f"the optimizer added, removed or exchanged {strange!r} in its param_groups (step {step})",
             "leave the groups and their options as they are when the optimizer is built: a state has to fit the optimizer "
             "of a worker that joins",
             code="optimizer.groups",
