@@ -42,6 +42,9 @@ def _unwritable(folder: Path, error: OSError) -> ConfigurationError:
     )
 
 
+FETCHED = "fetched.txt"  # in a folder of copies, of a run that is driven elsewhere: how it stood when they were brought
+
+
 class RunFolder:
     """The files of one run, in `.orchestrator/<run id>/`."""
 
@@ -93,6 +96,7 @@ class RunFolder:
         self.pictures = self.path / "pictures"
         self.checkpoints = self.path / "checkpoints"
         self.inspections = self.path / "looks"  # requests of who looks at it while it runs
+        self.fetched = self.path / FETCHED
 
     def lease(self) -> None:
         """Keep every other driver away from this run, for as long as this process lives. Waits for a process that sends MLflow

@@ -78,6 +78,7 @@ def test_the_files_come_home_whether_or_not_somebody_has_looked_at_the_run(
         with looked.leased():
             looked.trace.write_text("a part\n")
             looked.model.mkdir()
+            looked.fetched.write_text("RUNNING None")
             held = looked.path.joinpath("lock").stat().st_ino
     _bring_home(files.path, home)
     assert {file.name for file in (home / "0123").iterdir()} - {"lock"} == {"settings.yaml", "trace.jsonl", "model"}

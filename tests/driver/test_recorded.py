@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -201,3 +202,53 @@ def test_a_record_without_the_order_of_updates_is_not_rerun(tmp_path: Path) -> N
     files.barriers.write_text('{"rest": 0}\n')
     with refused("record.damaged"):
         recorded.require()
+
+
+SETTINGS = to_yaml(load([RUN], []))
+
+
+class Uploads:
+    """A store, of which the artifacts of one run are asked for."""
+
+    def __init__(self) -> None:
+        self.files = {"settings.yaml": SETTINGS, "trace.jsonl": "a"}
+        self.fetched = 0
+
+    def fetch(self, _: str, __: str, target: Path, *, anew: bool) -> list[str]:
+        self.fetched += 1
+        new = {name: text for name, text in self.files.items() if anew or not (target / name).exists()}
+        for name, text in new.items():
+            (target / name).write_text(text)
+        return [*new]
+
+
+def test_copies_of_a_run_of_elsewhere_are_made_anew_once_it_has_gone_on(tmp_path: Path) -> None:
+    store = Uploads()
+
+    def seen(status: str, ended_ms: int | None) -> RunFolder:
+        past = replace(PAST, status=status, ended_ms=ended_ms)
+        return Recorded.of(cast("Any", store), tmp_path, past).files
+
+    assert seen("RUNNING", None).trace.read_text() == "a"
+    store.files |= dict.fromkeys(("trace.jsonl", "code.bundle", "data.json", "environment.json"), "ab")
+    assert seen("RUNNING", None).trace.read_text() == "ab"
+    store.files["trace.jsonl"] = "abc"
+    assert seen("KILLED", 5).trace.read_text() == "abc"
+    store.fetched = 0
+    assert seen("KILLED", 5).trace.read_text() == "abc"
+    assert store.fetched == 0
+    store.files["trace.jsonl"] = "abcd"
+    assert seen("FINISHED", 7).trace.read_text() == "abcd"
+
+
+def test_files_of_a_run_that_is_driven_here_are_its_own(tmp_path: Path) -> None:
+    store, files = Uploads(), RunFolder(tmp_path, PAST.run_id)
+    files.settings.write_text(SETTINGS)
+    files.trace.write_text("own")
+    for status in ("RUNNING", "KILLED"):
+        Recorded.of(cast("Any", store), tmp_path, replace(PAST, status=status))
+    assert (files.trace.read_text(), files.fetched.exists()) == ("own", False)
+    files.fetched.write_text("RUNNING None")  # of a look before it was resumed here
+    with files.leased():
+        Recorded.of(cast("Any", store), tmp_path, replace(PAST, status="RUNNING"))
+    assert files.trace.read_text() == "own"

@@ -31,8 +31,8 @@ def weights(store: Store, past: Past, files: RunFolder) -> Path:
 
 def pictures(store: Store, past: Past, files: RunFolder) -> list[Path]:
     """The files of its pictures, by their names; none of a run that has drawn none. Raises ConfigurationError."""
-    if not files.pictures.exists():
-        files.pictures.mkdir()
+    files.pictures.mkdir(exist_ok=True)
+    if not any(files.pictures.iterdir()):
         store.fetch(past.run_id, "pictures", files.pictures)
     return sorted(files.pictures.glob("*"))
 

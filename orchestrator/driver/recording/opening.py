@@ -103,8 +103,8 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
     with store.usable(f"run {files.path.name}"):
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=since)
         orphans = store.mark_orphans(tracker.experiment_id, partial(is_driven, files.path.parent))
-    for of_error in (files.error, files.memory):
-        of_error.unlink(missing_ok=True)
+    for stale in (files.error, files.memory, files.fetched):
+        stale.unlink(missing_ok=True)
     earlier = [orphaned(run_id) for run_id in orphans]
     found = ProjectFiles(provenance.project, provenance.work, provenance.scans)
     contents = Contents(inputs, obstacles, provenance.work, project_files=found)

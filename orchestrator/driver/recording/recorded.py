@@ -55,9 +55,19 @@ class Recorded:
     @classmethod
     def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
         found = cls(past, RunFolder(folder, past.run_id))
-        if not all(file.exists() for file in found._needed.values()):
-            store.fetch(past.run_id, "run", found.files.path)
+        found._bring(store)
         return found
+
+    def _bring(self, store: Store) -> None:
+        """Have what is missing here. Copies of a run that is driven elsewhere are made anew once it has gone on. Raises
+        ConfigurationError."""
+        files, stands = self.files, f"{self.past.status} {self.past.ended_ms}"
+        is_copy = files.fetched.exists() and not files.is_driven
+        is_old = is_copy and (self.past.status == "RUNNING" or files.fetched.read_text(encoding="utf-8") != stands)
+        if is_old or not all(file.exists() for file in self._needed.values()):
+            brought = store.fetch(self.past.run_id, "run", files.path, anew=is_old)
+            if is_old or files.settings.name in brought:
+                files.fetched.write_text(stands, encoding="utf-8")
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
         """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others, and
@@ -126,7 +136,8 @@ class Recorded:
     def require_readable(self) -> None:
         """Raises NotRerunnable where a file that a run which goes on reads and writes is damaged, or there are no settings."""
         files = self.files
-        if not files.settings.exists() and self.past.status == "RUNNING" and not self.past.is_orphan:
+        is_elsewhere = not files.settings.exists() or (files.fetched.exists() and self.past.is_driven_here)
+        if is_elsewhere and self.past.status == "RUNNING" and not self.past.is_orphan:
             raise NotRerunnable(
                 f"run {self.past.run_id} is still running, and its files are elsewhere, as those of a rerun",
                 "wait for its end, or name another run",

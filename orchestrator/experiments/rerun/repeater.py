@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.driver.folders import FETCHED
 from orchestrator.driver.preflight import begin, initial
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import description
@@ -250,6 +251,7 @@ def _bring_home(files: Path, folder: Path) -> None:
         if there.is_dir():
             shutil.rmtree(there)
         shutil.move(file, there)
+    (home / FETCHED).unlink(missing_ok=True)
 
 
 def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:

@@ -82,6 +82,7 @@ class Past:
     best: str | None = None  # the digest of its model, where that is not the last one; None where it is
     trace: str | None = None  # the head of the Merkle tree of its trace; None where none is recorded
     is_orphan: bool = False  # whether the store says that it runs, though its driver on this machine is gone
+    is_driven_here: bool = False  # whether its driver is a living process of this machine
 
 
 class Driving(NamedTuple):
@@ -358,16 +359,20 @@ class Store:
                     raise
                 return tables.Stage()
 
-    def fetch(self, run_id: str, folder: str, target: Path) -> None:
-        """Bring the run's artifacts under `folder` into `target`, those that are not there. Raises ConfigurationError when they
-        cannot be had."""
+    def fetch(self, run_id: str, folder: str, target: Path, *, anew: bool = False) -> list[str]:
+        """Bring the run's artifacts under `folder` into `target`, those that are not there, or all of them anew; returns the
+        names of what was brought. Raises ConfigurationError when they cannot be had."""
+        brought: list[str] = []
         with self.usable(), temporary.folder(target.parent) as place:
             for artifact in self.client.list_artifacts(run_id, folder):
-                if not artifact.is_dir and not (target / Path(artifact.path).name).exists():
+                name = Path(artifact.path).name
+                if not artifact.is_dir and (anew or not (target / name).exists()):
                     found = Path(self.client.download_artifacts(run_id, artifact.path, str(place)))
                     if artifact.file_size not in (None, found.stat().st_size):  # of what is in front of a server
                         raise OSError(f"{artifact.path} came as something else")
-                    shutil.move(found, target)
+                    shutil.move(found, target / name)
+                    brought.append(name)
+        return brought
 
     def folders(self, run_id: str, folder: str) -> list[str]:
         """The names of the folders among the run's artifacts under `folder`. Raises ConfigurationError."""
@@ -449,6 +454,7 @@ def _past(row: tables.RunRow) -> Past:
         best=tags.get(DIGEST_OF_BEST),
         trace=tags.get(TRACE),
         is_orphan=row.status == "RUNNING" and _is_orphan(tags),
+        is_driven_here=row.status == "RUNNING" and tags.get(HOST) == socket.gethostname() and not _is_orphan(tags),
         rerun_of=tags.get("rerun_of"),
         verdict=tags.get("verdict"),
         user=tags.get(USER),
