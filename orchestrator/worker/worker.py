@@ -489,7 +489,7 @@ class Worker:
 
 def _stream_log(generation: Generation, rank: int) -> StreamLog:
     """Raises RunFailed where this worker cannot write it."""
-    if generation.storage is None or rank not in generation.writers:
+    if rank not in generation.writers:
         raise RunFailed(
             "a live Stream is read on a machine that does not reach the run's folder, where its samples are recorded",
             "set checkpoint.uri to a place that all machines reach",

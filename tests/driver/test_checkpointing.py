@@ -111,7 +111,3 @@ def test_a_checkpoint_with_a_part_that_failed_is_begun_again_behind_its_generati
         saving.heard(entry)
     saving.generation_ended()
     assert [*given_up, saving.given_up] == [False, True, False, False]
-
-
-def test_without_a_place_nothing_is_saved() -> None:
-    assert Saving(None).newest() == (None, [])

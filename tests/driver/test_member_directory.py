@@ -14,9 +14,9 @@ from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.worker.member.generation import INITIAL
 
 
-def directory(*overrides: str, storage: str | None = "/checkpoints", everywhere: bool = False) -> MemberDirectory:
+def directory(*overrides: str, everywhere: bool = False) -> MemberDirectory:
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], overrides)
-    made = MemberDirectory(resolve(settings).exchange, "here", storage, everywhere=everywhere)
+    made = MemberDirectory(resolve(settings).exchange, "here", "/checkpoints", everywhere=everywhere)
     for member, node in ((3, "here"), (5, "there"), (8, "here"), (9, "there")):
         made.add(member, {"unix": ["unix", f"m{member}"], "tcp": ["tcp", "host", member]}, node)
     return made
@@ -75,7 +75,6 @@ def test_a_handover_connects_who_would_not_meet_otherwise() -> None:
 def test_only_who_reaches_the_checkpoints_writes_them() -> None:
     assert directory().generation(begin(), None).writers == (0, 2)
     assert directory(everywhere=True).generation(begin(), None).writers == (0, 1, 2)
-    assert directory(storage=None).generation(begin(), None).writers == ()
 
 
 def test_who_moves_what_a_shard_keeps_is_connected() -> None:

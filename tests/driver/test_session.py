@@ -157,6 +157,12 @@ class Played:
     session: Session
 
 
+def without_checkpoints() -> Mock:
+    catalog = Mock()
+    catalog.latest.return_value = SimpleNamespace(manifest=None, reasons=[])
+    return catalog
+
+
 def play(
     tmp_path: Path,
     said: Iterable[MemberMessage],
@@ -235,8 +241,8 @@ def play(
     run_start = RunStart(requirements(plan, checkpoint=checkpoint), **before)
     startup = Startup.begin(run_start, members, ActorSlots([place, place], place), node_check, niceness=niceness)
     event_sink = EventSink(record, Audience(progress))
-    directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
-    session = Session(startup, directory, Saving(catalog), event_sink)
+    directory = MemberDirectory(plan.exchange, "n", "a folder", everywhere=False)
+    session = Session(startup, directory, Saving(catalog or without_checkpoints()), event_sink)
     session.run(pending_signal, lambda: trouble, draining)
     for file in (journal, *record.history):
         file.close()
@@ -650,8 +656,7 @@ def test_no_checkpoint_stands_behind_a_trace_that_is_not_on_the_disk(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(LineFile, "sync", full)
-    catalog = Mock()
-    catalog.latest.return_value = SimpleNamespace(manifest=None, reasons=[])
+    catalog = without_checkpoints()
     part = {"event": "part_written", "generation": 0, "step": 1, "part": 0, "parts": 1, "blob": {"name": "b"}}
     said = [*BEGIN, entries(0, {"trace": LINES[0]}, part), DESCRIBED, finished(0), finished(1)]
     played = play(tmp_path, said, catalog=catalog)
@@ -705,7 +710,7 @@ def elsewhere(member: int, *, shard_state: bool) -> MemberMessage:
 
 def test_where_shards_keep_state_every_worker_has_to_reach_the_checkpoints(tmp_path: Path) -> None:
     said = [prepared(0, shard_state=True), elsewhere(1, shard_state=True)]
-    played = play(tmp_path, said, catalog=Mock())
+    played = play(tmp_path, said)
     error = played.outcome.error
     assert isinstance(error, ConfigurationError)
     assert "worker 1 on node m does not reach the checkpoints" in error.message
@@ -724,7 +729,7 @@ def test_a_worker_whose_shards_lose_what_they_keep_is_told_once(tmp_path: Path) 
         finished(0),
         finished(1),
     ]
-    played = play(tmp_path, said, catalog=Mock())
+    played = play(tmp_path, said)
     told = [event for event in played.journal if event["event"] == "shard_state_unprotected"]
     assert [(event["worker"], event["why"]) for event in told] == [(1, "No such process")]
     assert [line for line in played.shown if "what the shards of worker 1 keep is lost with its process" in line]

@@ -351,8 +351,7 @@ class MemberActor:
         from orchestrator.comm.transports.sockets import connect
 
         assert self._checkpoint_client is not None
-        if generation.storage is not None:
-            self._checkpoint_client.open(generation.storage)
+        self._checkpoint_client.open(generation.storage)
         timeouts = self._plan.cluster.timeouts
 
         def join() -> Transport:

@@ -37,11 +37,11 @@ class SavedCheckpoint:
 class Saving:
     """Collects parts and commits checkpoints.
 
-    catalog: None where no checkpoints are kept. trouble: why the last one could not be written, for the caller to
+    trouble: why the last one could not be written, for the caller to
     report and to clear; given_up: one was begun that will never be complete, likewise.
     """
 
-    def __init__(self, catalog: Catalog | None) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._open: dict[_Key, dict[int, dict[str, Any]]] = {}  # the parts that have come, by number
         self._committed: _Key = (-1, -1)
@@ -52,15 +52,12 @@ class Saving:
 
     def newest(self) -> tuple[int | None, list[str]]:
         """The step of the newest good checkpoint, and why newer ones were passed over."""
-        if self._catalog is None:
-            return None, []
         found = self._catalog.latest()
         return None if found.manifest is None else found.manifest.step, found.reasons
 
     def heard(self, entry: dict[str, Any]) -> SavedCheckpoint | None:
         """Take a `part_written` or `part_failed` entry of a worker; returns the checkpoint that this entry
         completes, or None."""
-        assert self._catalog is not None
         key = (entry["generation"], entry["step"])
         if key <= self._committed:
             return None
@@ -86,7 +83,6 @@ class Saving:
 
     def _commit(self, key: _Key) -> SavedCheckpoint | None:
         """And no older one any more."""
-        assert self._catalog is not None
         step, parts = key[1], list(self._open[key].values())
         try:
             saved = self._catalog.commit(step, parts)
@@ -103,7 +99,6 @@ class Saving:
         return SavedCheckpoint(saved.manifest, len(parts), stall_s, seconds)
 
     def _forget(self, key: _Key) -> None:
-        assert self._catalog is not None
         gone = _blobs(self._open.pop(key, {}))
         self._catalog.unpin(gone.difference(*map(_blobs, self._open.values())))
 

@@ -302,7 +302,7 @@ class EventSink:
             self._hosted_first = self.outcome.hosted
         if self.outcome.generations == 1:
             self._progress.start(steps)
-            if generation.storage is not None and not generation.writers:
+            if not generation.writers:
                 self._progress.say(_NO_CHECKPOINTS)
 
     def lines(self, change: Change) -> None:

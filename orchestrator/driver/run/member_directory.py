@@ -15,10 +15,10 @@ from orchestrator.worker.member.shared_queue import MemoryHandle
 
 
 class MemberDirectory:
-    """The addresses and nodes of the members. here: the driver's node; storage: where checkpoints lie, None where none
-    are kept; everywhere: every node reaches it."""
+    """The addresses and nodes of the members. here: the driver's node; storage: where checkpoints lie; everywhere:
+    every node reaches it."""
 
-    def __init__(self, exchange: Exchange, here: str, storage: str | None, *, everywhere: bool) -> None:
+    def __init__(self, exchange: Exchange, here: str, storage: str, *, everywhere: bool) -> None:
         self._exchange = exchange
         self.here = here
         self._storage = storage
@@ -41,7 +41,7 @@ class MemberDirectory:
         self._nodes.pop(member, None)
 
     def reaches_checkpoints(self, member: int) -> bool:
-        return self._storage is not None and (self._everywhere or self._nodes[member] == self.here)
+        return self._everywhere or self._nodes[member] == self.here
 
     def far(self, members: Sequence[int]) -> list[int]:
         """The members that are not on the driver's machine."""

@@ -48,7 +48,7 @@ class Generation:
     # run began; None: nobody loads
     checkpoint: str | None = None
     writers: tuple[int, ...] = ()  # the ranks that write the parts of checkpoints, in order
-    storage: str | None = None  # where the parts of checkpoints lie; None: nowhere
+    storage: str = ""  # where the parts of checkpoints lie
     # of a private run; told to workers only, and to no record; None otherwise
     keys: Keys | None = field(default=None, repr=False)
     groups: tuple[Group, ...] = ()  # by stage, the workers that add up its gradient, and how
