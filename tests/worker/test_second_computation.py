@@ -155,6 +155,25 @@ def test_nothing_is_put_back_once_a_large_tensor_has_been_filled_anew(monkeypatc
         assert held.one == 2
 
 
+@pytest.mark.parametrize("shares", ["views", "numpy", "strides"])
+def test_what_shares_memory_is_not_exchanged_for_copies_that_would_be_apart(shares: str) -> None:
+    held = Held()
+    whole = torch.zeros(2, 3)
+    held.masks = [whole]
+    if shares == "views":
+        held.mask, _ = whole
+    elif shares == "numpy":
+        held.array = whole.numpy()
+    else:
+        held.masks, held.array = [], whole.numpy()[:, 1]
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    held.one = 2
+    whole.fill_(2)
+    assert beginning.changed() == []
+    with beginning.restored():
+        assert held.one == 2
+
+
 def test_what_moves_with_the_model_or_is_of_another_kind_has_no_copy() -> None:
     held = Held()
     held.mask = held.net.weight.detach()

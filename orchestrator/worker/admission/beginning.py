@@ -8,8 +8,8 @@ Attributes are looked at of the pipeline, and of other objects, layers and class
 of closures and of the modules of pipeline and model, hooks of layers, and the items of lists, dictionaries and sets there.
 
 A tensor or an array of theirs that has been written in place is exchanged for a copy of what it was. It is not written itself:
-what a batch left there may be memory in use. Large ones have no copy. Once such a one has been written, as one that is
-filled anew for another size, nothing is put back any more: the other attributes may say what is in it.
+what a batch left there may be memory in use. Large ones have no copy, and those that share memory. Once such a one has been
+written, as one that is filled anew for another size, nothing is put back any more: other attributes may say what is in it.
 
 Weights of modules outside of the model have no copies either. Nobody may change them, as in the first step.
 """
@@ -65,7 +65,7 @@ class Beginning:
         # A cell that has no content yet gets it by the code around the function.
         self._held = [each for each in held if each.values or not isinstance(each.owner, types.CellType)]
         parts = _Parts(self._held, model)
-        self._copies, self._versions = parts.copies, parts.versions
+        self._copies, self._arrays, self._versions = parts.copies, parts.arrays, parts.versions
         weights = state_detection.weights(roots, model)
         self._weights = [(place, each, each._version, _sum(each)) for place, each in weights]
         self._looks = 0  # that found more
@@ -155,43 +155,76 @@ class Beginning:
         return {id(part): _copy(was) for part, was in self._copies if not _same_content(part, was)}
 
     def _is_written(self) -> bool:
-        return any(each._version != version for each, version in self._versions)
+        return any(each._version != version for each, version in self._versions) or any(
+            not _same_content(each, was) for each, was in self._arrays
+        )
 
 
 class _Parts:
-    """The tensors and arrays among values and in containers. copies: of those that are not large, with what they were; of
-    arrays no others are looked at; versions: of the other tensors."""
+    """The tensors and arrays among values and in containers. copies: of those that are not large, with what they were; arrays:
+    others that are looked at, likewise; versions: of other tensors."""
 
     def __init__(self, held: Sequence[_Held], model: torch.nn.Module) -> None:
         self.copies: list[tuple[Any, Any]] = []
+        self.arrays: list[tuple[Any, Any]] = []
         self.versions: list[tuple[torch.Tensor, int]] = []
-        of_model = [each.data for each in (*model.parameters(), *model.buffers()) if each.layout == torch.strided]
-        self._of_model = {each.untyped_storage().data_ptr() for each in of_model if not each.is_meta}
-        seen = {id(each) for each in (*model.parameters(), *model.buffers())}
-        self._bytes = Counter[type]()
-        for each in held:
-            items = (each.values[name] for name in each.items)
-            for value in (*each.values.values(), *(part for it in items for part in _contents(it))):
-                if isinstance(value, (torch.Tensor, numpy.ndarray)) and id(value) not in seen:
-                    seen.add(id(value))
-                    self._note(value)
+        of_model = [*model.parameters(), *model.buffers()]
+        found = {id(value): value for each in held for value in _all_values(each)}
+        parts: list[Any] = [each for each in found.values() if isinstance(each, (torch.Tensor, numpy.ndarray))]
+        known = {id(each) for each in of_model}
+        shared = _shared([*parts, *of_model])
+        size = Counter[type]()
+        for part in parts:
+            is_array = isinstance(part, numpy.ndarray)
+            if id(part) in known or (is_array and part.dtype.hasobject):
+                continue
+            is_plain = _is_plain(part)
+            is_small = (is_array or is_plain) and size[type(part)] + part.nbytes <= _MOST_BYTES
+            if is_small:
+                size[type(part)] += part.nbytes
+            if is_small and is_plain and id(part) not in shared:
+                self.copies.append((part, _copy(part)))
+            elif is_small and is_array:
+                self.arrays.append((part, _copy(part)))
+            elif not is_array and not part.is_inference():
+                self.versions.append((part, part._version))
 
-    def _note(self, part: Any) -> None:
-        kind = torch.Tensor if isinstance(part, torch.Tensor) else numpy.ndarray
-        if self._may_be_exchanged(part) and self._bytes[kind] + part.nbytes <= _MOST_BYTES:
-            self._bytes[kind] += part.nbytes
-            self.copies.append((part, _copy(part)))
-        elif kind is torch.Tensor and not part.is_inference():
-            self.versions.append((part, part._version))
 
-    def _may_be_exchanged(self, part: Any) -> bool:
-        """Not what moves with the model, or is part of a graph."""
-        if isinstance(part, numpy.ndarray):
-            return not part.dtype.hasobject
-        if type(part) is not torch.Tensor or part.layout != torch.strided or part.is_meta or part.is_quantized:
-            return False
-        is_theirs = part.untyped_storage().data_ptr() not in self._of_model
-        return is_theirs and not (part.requires_grad or part.is_inference())
+def _all_values(held: _Held) -> Iterator[Any]:
+    yield from held.values.values()
+    for name in held.items:
+        yield from _contents(held.values[name])
+
+
+def _is_plain(part: Any) -> bool:
+    """Whether a copy can stand for it: of the same layout in memory, and no part of a graph."""
+    if isinstance(part, numpy.ndarray):
+        return bool(part.flags.forc)
+    if type(part) is not torch.Tensor or part.layout != torch.strided or part.is_meta or part.is_quantized:
+        return False
+    return part.is_contiguous() and not (part.requires_grad or part.is_inference())
+
+
+def _shared(parts: Sequence[Any]) -> set[int]:
+    """The addresses of those whose memory others have too: copies would be apart."""
+    found: set[int] = set()
+    end, last = 0, None
+    for start, stop, part in sorted(filter(None, map(_memory, parts)), key=lambda each: each[:2]):
+        if start < end:
+            found |= {id(part), id(last)}
+        if stop > end:
+            end, last = stop, part
+    return found
+
+
+def _memory(part: Any) -> tuple[int, int, Any] | None:
+    """The memory in which it lies, from one address to another; None of a tensor without."""
+    if isinstance(part, numpy.ndarray):
+        return *numpy.lib.array_utils.byte_bounds(part), part
+    if part.layout != torch.strided or part.is_meta:
+        return None
+    storage = part.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), part
 
 
 def _contents(container: Any) -> Any:
@@ -199,7 +232,7 @@ def _contents(container: Any) -> Any:
 
 
 def _copy(part: Any) -> Any:
-    return part.clone() if isinstance(part, torch.Tensor) else part.copy()
+    return part.clone() if isinstance(part, torch.Tensor) else part.copy(order="K")
 
 
 def _same_content(part: Any, was: Any) -> bool:
