@@ -20,7 +20,7 @@ from orchestrator import Pipeline, Stream
 from orchestrator.checkpoint.stream_log import Logged, StreamLog, collect
 from orchestrator.common.values import Every, Span
 from orchestrator.config.resolve import resolve
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import Inconsistent, OrchestratorError
 from orchestrator.worker import worker
 from tests.products import thinned
 from tests.refusals import refused
@@ -162,6 +162,71 @@ def test_free_replicas_count_up_and_a_replay_gives_the_same() -> None:
 def test_a_model_in_stages_takes_the_same_samples() -> None:
     more: dict[str, Any] = {"shards": 4, "batch_size": 14}
     assert _run("Plain", Layout(2, stages=2), **more).digest == _run("Plain", **more).digest
+
+
+places: dict[int, int] = {}  # of each shard, where its stream is
+
+
+class Placed(Stream):
+    """It has its places outside of its iterators."""
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:
+        base = torch.rand(4, generator=generator)
+        places[shard] = epoch
+        while True:
+            places[shard] += 1
+            yield base / places[shard], (places[shard] + shards) % 3
+
+
+KINDS["Placed"] = Placed
+
+
+class NotesOfStream(OfStream):
+    """Is told the step, and notes what it has computed."""
+
+    last: torch.Tensor | None = None
+
+    def loss(self, model: nn.Module, batch: Any, step: int = 0) -> torch.Tensor:  # noqa: ARG002
+        self.last = super().loss(model, batch)
+        return self.last
+
+
+class RemembersOfStream(OfStream):
+    """After a warm-up."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.memory: list[torch.Tensor] = []
+
+    def loss(self, model: nn.Module, batch: Any, step: int = 0) -> torch.Tensor:
+        loss = super().loss(model, batch)
+        if step < 2:
+            return loss
+        self.memory.append(loss.detach())
+        return loss * len(self.memory)
+
+
+IN_OTHER_WAYS: dict[str, dict[str, Any]] = {
+    "lockstep": {},
+    "local steps": OTHER_STEPS["local steps"],
+    "asynchronous": {"sync": {"name": "ssp", "staleness": 1}},
+}
+
+
+@pytest.mark.parametrize("way", IN_OTHER_WAYS)
+@pytest.mark.parametrize("kind", ["Placed", "WithState"])
+def test_a_second_computation_takes_no_sample_of_a_stream_twice(kind: str, way: str) -> None:
+    places.clear()
+    given: dict[str, Any] = {"args": {"kind": kind}, "steps": 6, **IN_OTHER_WAYS[way]}
+    assert train(NotesOfStream, **given).digest == train(OfStream, **given).digest
+    assert len(set(places.values())) < 2
+
+
+@pytest.mark.parametrize("way", IN_OTHER_WAYS)
+def test_what_a_batch_of_a_stream_leaves_behind_is_found(way: str) -> None:
+    (end,) = members_end(RemembersOfStream, args={"kind": "Plain"}, steps=6, **IN_OTHER_WAYS[way])
+    assert isinstance(end, Inconsistent)
+    assert end.code in ("pipeline.changed-once", "pipeline.repeated-differently")
 
 
 # ---- losses

@@ -143,9 +143,21 @@ class MicroBatches:
         if self.streams is None:
             with naming(f"reading samples ({micro_batch.where})"):
                 return fetch(self._samples.dataset, indices, self._pipeline.collate, seeded)
-        items = self.streams.read(micro_batch.key.shard, range(indices[0], indices[-1] + 1), micro_batch.where)
+        items = self._taken(micro_batch)
         with naming(f"collate() ({micro_batch.where})"), seeded:
             return self._pipeline.collate(items)
+
+    def _taken(self, micro_batch: MicroBatch) -> list[Any]:
+        """Its samples, from the stream of its shard."""
+        assert self.streams is not None
+        indices = micro_batch.key.indices
+        return self.streams.read(micro_batch.key.shard, range(indices[0], indices[-1] + 1), micro_batch.where)
+
+    def take_of_stream(self, step: int, shard: int) -> None:
+        """If samples come in streams, have those of a micro-batch, so that none is taken when it is read. Raises
+        PipelineRaised."""
+        if self.streams is not None:
+            self._taken(self.at(step, shard))
 
     def _counted(self, key: Key, read: Callable[[], Any]) -> Any:
         if self._prefetch_window is not None and self._prefetch_window.hosts(key.shard):

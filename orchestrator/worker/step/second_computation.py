@@ -41,12 +41,11 @@ class Tried(NamedTuple):
 
 class SecondComputation:
     """Computes micro-batches and validation batches once more: by itself where a worker holds the whole model, or as its
-    caller does (`again`). Streams are left out, which give samples once."""
+    caller does (`again`)."""
 
     def __init__(self, workload: PipelineAdapter, replica: Replica) -> None:
         self._workload = workload
         self._replica = replica
-        self._is_left_out = workload.batches.streams is not None
         self._beginning: Beginning | None = None
         self._looked = self._tried = 0  # the last steps that the objects were looked at for, and that was tried
         self._evaluated, self._evaluations = -1, 0  # the step behind which the last one was; how many there were
@@ -56,8 +55,6 @@ class SecondComputation:
     def is_due(self, step: int) -> bool:
         """Whether one of this step is to be computed once more. Raises Inconsistent for weights outside of the model that have
         moved."""
-        if self._is_left_out:
-            return False
         beginning = self._beginning = self._beginning or self._begun()
         if step > self._looked:
             self._refuse_moved(beginning, step)
@@ -93,6 +90,8 @@ class SecondComputation:
         Gradients are dropped, and buffers are those of the step again. Raises as `PipelineAdapter.loss` does, Inconsistent."""
         if not self.is_due(step) or not self._workload.batches.rows(clock, shard):
             return None
+        # A stream has gone on when objects are put back that say where it is.
+        self._workload.batches.take_of_stream(clock, shard)
         again = partial(self._computed, clock, shard, read_anew)
         what = f"loss or a gradient of shard {shard}"
         return self.tried(step, again, what, recorded=self._workload.graphs is not None)

@@ -51,9 +51,9 @@ class ShardGradients:
 
     def compute(self, step: int, shard: int, *, late: bool = False) -> Contribution | None:
         """The contribution of a shard. Raises PipelineRaised, NonFinite, Inconsistent."""
+        settle(self.workload.batches.streams, self.states, step, shard)
         expected = self._second.expected(step, step, shard, self._plan_batches)
         self._replica.begin_shard()
-        settle(self.workload.batches.streams, self.states, step, shard)
         # A shard that turns out to weigh nothing may have moved neither a state nor a buffer that is not joined by its weight.
         late = late and not self._before and not self._replica.joined
         computed = self.workload.unread_loss(step, shard, late=late)
