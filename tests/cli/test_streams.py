@@ -116,11 +116,11 @@ class Streams:
         _end(self.servers.pop())
 
     def most_on_disk(self, over: threading.Event) -> int:
-        """The most bytes that the cache has held until `over` is set."""
-        most = 0
+        """The most bytes of files that the cache has held until `over` is set, without its own note of how many they are."""
+        cache, most = self.project.path.parent / "cache", 0
         while not over.wait(0.02):
             with contextlib.suppress(FileNotFoundError):
-                most = max(most, sum(path.stat().st_size for path in (self.project.path.parent / "cache").iterdir()))
+                most = max(most, sum(path.stat().st_size for path in cache.iterdir() if path.name != "taken"))
         return most
 
 
