@@ -65,7 +65,10 @@ PORT = Must("from 1 to 65535", lambda port: bool(1 <= port <= 65535))
 SEED = Must("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
 TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class")
 ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
-NOISE = Must("from 0 to 1000", lambda multiplier: bool(0 <= multiplier <= MOST_NOISE))
+# The lattice of contributions is a 2**-40 of their clipping norm: with a larger one what is learned from counts as zero, and
+# smaller noise would be rounded away.
+CLIPPING = Must("from 1e-30 to 1e6", lambda norm: bool(1e-30 <= norm <= 1e6))
+NOISE = Must("0, or from 1e-6 to 1000", lambda multiplier: bool(not multiplier or 1e-6 <= multiplier <= MOST_NOISE))
 CHANCE = Must("greater than 0 and less than 1", lambda delta: bool(0 < delta < 1))
 MODEL = matching(
     r"models:/[^/@:]+(@[^/@:]+|/\d+)|models:/m-[0-9a-f]+|runs:/[0-9a-z]+(/[^@:]+)?|[^@:]+\.ckpt",
@@ -445,7 +448,7 @@ class PrivacySettings:
         default=None,
         metadata=result(
             "The largest L2 norm of what a shard or client contributes, which is then put on a fixed lattice; null: off.",
-            POSITIVE,
+            CLIPPING,
         ),
     )
     noise_multiplier: float = field(
