@@ -127,7 +127,7 @@ FILLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("place", FILLS)
-def test_what_has_been_written_in_place_is_exchanged_for_a_copy_of_what_it_was(place: str) -> None:
+def test_what_has_been_written_in_place_has_its_former_content_within_the_block(place: str) -> None:
     held = Held()
     beginning = Beginning({"pipeline": held}, held.net, {})
     before = held.mask, held.masks[0], held.array
@@ -155,23 +155,38 @@ def test_nothing_is_put_back_once_a_large_tensor_has_been_filled_anew(monkeypatc
         assert held.one == 2
 
 
-@pytest.mark.parametrize("shares", ["views", "numpy", "strides"])
-def test_what_shares_memory_is_not_exchanged_for_copies_that_would_be_apart(shares: str) -> None:
+@pytest.mark.parametrize("lent", ["numpy", "shared", "resized"])
+def test_nothing_is_put_back_once_other_memory_than_its_own_has_been_filled_anew(lent: str) -> None:
     held = Held()
     whole = torch.zeros(2, 3)
-    held.masks = [whole]
-    if shares == "views":
-        held.mask, _ = whole
-    elif shares == "numpy":
+    if lent == "numpy":
         held.array = whole.numpy()
     else:
-        held.masks, held.array = [], whole.numpy()[:, 1]
+        held.mask = whole if lent == "resized" else whole.share_memory_()  # type: ignore[no-untyped-call]
     beginning = Beginning({"pipeline": held}, held.net, {})
     held.one = 2
     whole.fill_(2)
+    if lent == "resized":
+        whole.resize_(1, 2)
     assert beginning.changed() == []
     with beginning.restored():
         assert held.one == 2
+
+
+def test_whoever_else_refers_to_what_was_written_has_its_former_content() -> None:
+    """A view, and a hook that fills it."""
+    held = Held()
+    whole = torch.zeros(2, 3)
+    held.mask, _ = held.masks = list(whole)
+    fill = partial(torch.Tensor.fill_, whole)
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    fill(2)
+    assert beginning.changed() == ["pipeline.mask", "pipeline.masks"]
+    with beginning.restored():
+        assert whole.max() == 0
+        fill(3)
+        assert held.mask.max() == 3
+    assert (whole == 2).all()
 
 
 def test_what_moves_with_the_model_or_is_of_another_kind_has_no_copy() -> None:

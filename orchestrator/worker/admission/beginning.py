@@ -7,9 +7,10 @@ alone. Within `restored` the objects refer to what they did before that step; wh
 Attributes are looked at of the pipeline, and of other objects, layers and classes that the user has written. So are variables
 of closures and of the modules of pipeline and model, hooks of layers, and the items of lists, dictionaries and sets there.
 
-A tensor or an array of theirs that has been written in place is exchanged for a copy of what it was. It is not written itself:
-what a batch left there may be memory in use. Large ones have no copy, and those that share memory. Once such a one has been
-written, as one that is filled anew for another size, nothing is put back any more: other attributes may say what is in it.
+A tensor or an array of theirs that has been written in place gets its former content, wherever else it is referred to, and
+afterwards the present one again. This is so of small ones in memory of their own: in other memory may be what somebody else
+reads, as a batch. Once another has been written, as one that is filled anew for another size, nothing is put back any more:
+the other attributes may say what is in it.
 
 Weights of modules outside of the model have no copies either. Nobody may change them, as in the first step.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -114,7 +115,7 @@ class Beginning:
         found: list[str] = []
         if self._is_written():
             return found
-        written = self._written()
+        written = {id(part) for part, _ in self._written()}
         for held in self._held:
             now = _values(held.owner)
             names = {*held.values, *now}
@@ -136,27 +137,36 @@ class Beginning:
         values = [held.values[name] for held in self._held for name in held.items]
         values += [each for now in found for each in now.values() if _is_container(each)]
         containers = [(each, each.copy()) for each in {id(each): each for each in values}.values()]
-        written = self._written()
+        written = [(part, was, _copy(part)) for part, was in self._written()]
+        if only is not None:
+            there = {id(each) for held in self._held for each in _all_values(held, only)}
+            written = [each for each in written if id(each[0]) in there]
         try:
+            for part, was, _ in written:
+                _write(part, was)
             for held, now in zip(self._held, found, strict=True):
-                _put(held.owner, _as_they_were(held, now, only, written))
+                _put(held.owner, _as_they_were(held, now, only))
                 for name, items in held.items.items():
                     if only in (None, _place(held, name)):
-                        _fill(held.values[name], _exchanged(items, written))
+                        _fill(held.values[name], items)
             yield
         finally:
             for container, items in containers:
                 _fill(container, items)
             for held, now in zip(self._held, found, strict=True):
                 _put(held.owner, now)
+            for part, _, content in written:
+                _write(part, content)
 
-    def _written(self) -> dict[int, Any]:
-        """Copies of what those were that have been written in place, by their addresses."""
-        return {id(part): _copy(was) for part, was in self._copies if not _same_content(part, was)}
+    def _written(self) -> list[tuple[Any, Any]]:
+        """Those that have been written in place, with what they were."""
+        return [(part, was) for part, was in self._copies if not _same_content(part, was)]
 
     def _is_written(self) -> bool:
-        return any(each._version != version for each, version in self._versions) or any(
-            not _same_content(each, was) for each, was in self._arrays
+        return (
+            any(each._version != version for each, version in self._versions)
+            or any(not _same_content(each, was) for each, was in self._arrays)
+            or any(each.shape != was.shape for each, was in self._copies)
         )
 
 
@@ -172,59 +182,49 @@ class _Parts:
         found = {id(value): value for each in held for value in _all_values(each)}
         parts: list[Any] = [each for each in found.values() if isinstance(each, (torch.Tensor, numpy.ndarray))]
         known = {id(each) for each in of_model}
-        shared = _shared([*parts, *of_model])
+        theirs = {each.untyped_storage().data_ptr() for each in of_model if _has_memory(each)}
         size = Counter[type]()
         for part in parts:
             is_array = isinstance(part, numpy.ndarray)
             if id(part) in known or (is_array and part.dtype.hasobject):
                 continue
-            is_plain = _is_plain(part)
-            is_small = (is_array or is_plain) and size[type(part)] + part.nbytes <= _MOST_BYTES
+            is_own = _is_own(part, theirs)
+            is_small = (is_array or is_own) and size[type(part)] + part.nbytes <= _MOST_BYTES
             if is_small:
                 size[type(part)] += part.nbytes
-            if is_small and is_plain and id(part) not in shared:
+            if is_small and is_own:
                 self.copies.append((part, _copy(part)))
-            elif is_small and is_array:
+            elif is_small:
                 self.arrays.append((part, _copy(part)))
             elif not is_array and not part.is_inference():
                 self.versions.append((part, part._version))
 
 
-def _all_values(held: _Held) -> Iterator[Any]:
-    yield from held.values.values()
-    for name in held.items:
-        yield from _contents(held.values[name])
+def _all_values(held: _Held, only: str | None = None) -> Iterator[Any]:
+    """The values and the items of containers; or those at this place."""
+    for name, value in held.values.items():
+        if only in (None, _place(held, name)):
+            yield value
+            yield from _contents(held.items.get(name, ()))
 
 
-def _is_plain(part: Any) -> bool:
-    """Whether a copy can stand for it: of the same layout in memory, and no part of a graph."""
+def _is_own(part: Any, theirs: Set[int]) -> bool:
+    """Whether its memory is its own: no part of the model, no batch of a loader, nothing that a card reads. theirs: addresses
+    of the model's."""
     if isinstance(part, numpy.ndarray):
-        return bool(part.flags.forc)
-    if type(part) is not torch.Tensor or part.layout != torch.strided or part.is_meta or part.is_quantized:
+        return bool(part.flags.owndata and part.flags.writeable)
+    if type(part) is not torch.Tensor or not _has_memory(part) or part.requires_grad or part.is_inference():
         return False
-    return part.is_contiguous() and not (part.requires_grad or part.is_inference())
-
-
-def _shared(parts: Sequence[Any]) -> set[int]:
-    """The addresses of those whose memory others have too: copies would be apart."""
-    found: set[int] = set()
-    end, last = 0, None
-    for start, stop, part in sorted(filter(None, map(_memory, parts)), key=lambda each: each[:2]):
-        if start < end:
-            found |= {id(part), id(last)}
-        if stop > end:
-            end, last = stop, part
-    return found
-
-
-def _memory(part: Any) -> tuple[int, int, Any] | None:
-    """The memory in which it lies, from one address to another; None of a tensor without."""
-    if isinstance(part, numpy.ndarray):
-        return *numpy.lib.array_utils.byte_bounds(part), part
-    if part.layout != torch.strided or part.is_meta:
-        return None
+    if not (part.is_cpu and part.is_contiguous()):
+        return False
     storage = part.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), part
+    is_read_by_a_card = torch.cuda.is_initialized() and part.is_pinned()  # type: ignore[no-untyped-call]
+    return not (is_read_by_a_card or storage.is_shared()) and storage.data_ptr() not in theirs
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    return is_plain and not (tensor.is_meta or tensor.is_quantized)
 
 
 def _contents(container: Any) -> Any:
@@ -232,7 +232,14 @@ def _contents(container: Any) -> Any:
 
 
 def _copy(part: Any) -> Any:
-    return part.clone() if isinstance(part, torch.Tensor) else part.copy(order="K")
+    return part.clone() if isinstance(part, torch.Tensor) else part.copy()
+
+
+def _write(part: Any, content: Any) -> None:
+    if isinstance(part, torch.Tensor):
+        part.data.copy_(content)  # without another version
+    else:
+        part[...] = content
 
 
 def _same_content(part: Any, was: Any) -> bool:
@@ -243,27 +250,18 @@ def _same_content(part: Any, was: Any) -> bool:
 
 def _sum(weight: torch.Tensor) -> int:
     """The sum of its bits, which is another one once it is trained or averaged."""
-    if weight.is_meta or weight.layout != torch.strided:
+    if not _has_memory(weight):
         return 0
     content = bytes_of(weight)
     is_of_words = content.numel() % 4 == 0 == content.storage_offset() % 4
     return int((content.view(torch.int32) if is_of_words else content).sum(dtype=torch.int64))
 
 
-def _refers(held: _Held, name: str, written: Mapping[int, Any]) -> bool:
+def _refers(held: _Held, name: str, written: Set[int]) -> bool:
     """Whether what was there is one of these, or is among its items."""
     if not written or name not in held.values:
         return False
     return id(held.values[name]) in written or any(id(each) in written for each in _contents(held.items.get(name, ())))
-
-
-def _exchanged(items: Any, written: Mapping[int, Any]) -> Any:
-    """The items with these in place of those that were written."""
-    if not any(id(each) in written for each in _contents(items)):
-        return items
-    if isinstance(items, dict):
-        return {key: written.get(id(value), value) for key, value in items.items()}
-    return [written.get(id(each), each) for each in items]
 
 
 def _held(place: str, owner: Any) -> _Held:
@@ -271,13 +269,12 @@ def _held(place: str, owner: Any) -> _Held:
     return _Held(place, owner, values, {name: each.copy() for name, each in values.items() if _is_container(each)})
 
 
-def _as_they_were(held: _Held, now: Mapping[str, Any], only: str | None, written: Mapping[int, Any]) -> dict[str, Any]:
-    """The values of the beginning; with only the one at this place, if that is given, and the present others. written: copies
-    that stand for what was written in place."""
-    were = {
-        name: written.get(id(value), value) for name, value in held.values.items() if only in (None, _place(held, name))
-    }
-    return were if only is None else {n: value for n, value in now.items() if _place(held, n) != only} | were
+def _as_they_were(held: _Held, now: Mapping[str, Any], only: str | None) -> dict[str, Any]:
+    """The values of the beginning; with only the one at this place, if that is given, and the present others."""
+    if only is None:
+        return held.values
+    values = {name: value for name, value in now.items() if _place(held, name) != only}
+    return values | {name: value for name, value in held.values.items() if _place(held, name) == only}
 
 
 def _fill(container: Any, items: Any) -> None:
