@@ -4,6 +4,7 @@ follows from may change."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -45,12 +46,18 @@ class Counter:
         self.seen: list[int] = []
 
 
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    scale: float = 1.0
+    later: float = field(init=False)
+
+
 class Held:
     known: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
         self.net = Layer()
-        self.counter = Counter()
+        self.counter, self.slotted = Counter(), Slotted()
         self.one = 1
         self.mask, self.masks, self.array = torch.zeros(2), [torch.zeros(2)], numpy.zeros(2)
         self.count = counting()
@@ -83,6 +90,9 @@ UNWATCHED = (  # before each step
         (lambda held: setattr(held, "one", 2), "pipeline.one"),
         (lambda held: setattr(held, "new", 2), "pipeline.new"),
         (lambda held: delattr(held, "one"), "pipeline.one"),
+        (lambda held: object.__setattr__(held.slotted, "scale", 2.0), "pipeline.slotted.scale"),
+        (lambda held: object.__setattr__(held.slotted, "later", 2.0), "pipeline.slotted.later"),
+        (lambda held: object.__delattr__(held.slotted, "scale"), "pipeline.slotted.scale"),
         (lambda held: setattr(held.net, "table", torch.ones(2)), "pipeline.net.table"),
         (lambda held: held.net.eval(), "pipeline.net.training"),
         (lambda held: held.net.bias.requires_grad_(False), "model.bias.requires_grad"),

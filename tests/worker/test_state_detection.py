@@ -6,6 +6,7 @@ import functools
 import re
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -31,6 +32,15 @@ class Meter:
         self.total += 0.5
 
 
+@dataclass(slots=True)
+class Slotted:
+    total: float = 0.0
+
+
+class Wide(Slotted):
+    """It has a dictionary, too."""
+
+
 class Rows(Dataset[Any]):
     reads = 0
 
@@ -53,6 +63,7 @@ class Pipeline:
         self.names: set[int] = set()
         self.average = torch.zeros(2)
         self.meter, self._meter = Meter(), Meter()
+        self.slotted, self.wide = Slotted(), Wide()
         self.rows = Rows()
         self.table: dict[int, Any] = {}
         self.closed = closing()
@@ -93,6 +104,9 @@ STATE: list[tuple[Callable[[Pipeline], object], str]] = [
     (lambda pipeline: pipeline.average.add_(1), "pipeline.average"),
     (lambda pipeline: pipeline.net.outputs.append(None), "the length of pipeline.net.outputs"),
     (lambda pipeline: pipeline.meter.add(), "pipeline.meter.total"),
+    (lambda pipeline: setattr(pipeline.slotted, "total", pipeline.slotted.total + 1), "pipeline.slotted.total"),
+    (lambda pipeline: setattr(pipeline.wide, "total", pipeline.wide.total + 1), "pipeline.wide.total"),
+    (lambda pipeline: setattr(pipeline.wide, "more", getattr(pipeline.wide, "more", 0) + 1), "pipeline.wide.more"),
     (lambda _: setattr(Straight, "calls", Straight.calls + 1), f"{__name__}.Straight.calls"),
     (lambda pipeline: pipeline.seen.append(1), f"the length of {__name__}.Pipeline.seen"),
     (lambda pipeline: pipeline.loss(), f"the length of {__name__}.Pipeline.loss.memory"),

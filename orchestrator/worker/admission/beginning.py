@@ -306,7 +306,9 @@ def _values(owner: Any) -> dict[str, Any]:
 
 def _attributes(owner: Any) -> Any:
     """A mapping that shows them as they are; one that can be written, unless this is a class."""
-    return owner if isinstance(owner, dict) else vars(owner)
+    if isinstance(owner, (dict, type)):
+        return owner if isinstance(owner, dict) else vars(owner)
+    return state_detection.attributes_of(owner)
 
 
 def _is_container(value: Any) -> bool:

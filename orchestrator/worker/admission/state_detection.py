@@ -26,7 +26,7 @@ import hashlib
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Final
 
 import numpy
@@ -109,6 +109,51 @@ def weights(roots: Mapping[str, Any], model: torch.nn.Module) -> list[tuple[str,
     return _walked(roots, model, gathers=True, hashes=False).weights
 
 
+def attributes_of(value: Any) -> MutableMapping[str, Any] | None:
+    """The attributes of an object as they are, to be read and written; None of one that has none."""
+    kinds = (kind for kind in type(value).__mro__ if is_users_module(kind.__module__))
+    slots = {
+        n: part for kind in kinds for n, part in vars(kind).items() if isinstance(part, types.MemberDescriptorType)
+    }
+    named: dict[str, Any] | None = getattr(value, "__dict__", None)
+    return _WithSlots(value, slots, named or {}) if slots else named
+
+
+class _WithSlots(MutableMapping[str, Any]):
+    """The attributes of an object whose classes have `__slots__`. slots: by name; others: of its dictionary."""
+
+    def __init__(
+        self, owner: Any, slots: Mapping[str, types.MemberDescriptorType], others: MutableMapping[str, Any]
+    ) -> None:
+        self._owner, self._slots, self._others = owner, slots, others
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._slots:
+            return self._others[name]
+        try:
+            return self._slots[name].__get__(self._owner)
+        except AttributeError:  # it has no value
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self._slots:
+            self._slots[name].__set__(self._owner, value)  # also of a frozen class
+        else:
+            self._others[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name in self._slots:
+            self._slots[name].__delete__(self._owner)
+        else:
+            del self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in (*self._slots, *self._others) if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class _Walk:
     """A depth-first walk through attributes and small containers that visits each object once."""
 
@@ -149,10 +194,10 @@ class _Walk:
             self._into_class(value)
         elif (function := _function(value)) is not None:
             self._into_function(place, function, counts)
-        elif hasattr(value, "__dict__") and not isinstance(value, _OPAQUE):
-            self._into(place, value, counts)
+        elif not isinstance(value, _OPAQUE) and (attributes := attributes_of(value)) is not None:
+            self._into(place, value, attributes, counts)
 
-    def _into(self, place: str, value: Any, counts: int) -> None:
+    def _into(self, place: str, value: Any, attributes: Mapping[str, Any], counts: int) -> None:
         kind = type(value)
         is_users = any(is_users_module(each.__module__) for each in kind.__mro__)
         if is_users:
@@ -172,7 +217,7 @@ class _Walk:
             for name, tensor in value._parameters.items():
                 for kind_of_hook in _HOOKS:
                     self.through(f"{place}.{name}'s hooks", getattr(tensor, kind_of_hook, None), own)
-        for name, part in list(vars(value).items()):
+        for name, part in list(attributes.items()):
             if own == _ALL:
                 self._note_private(place, value, name, part)
             if type(part) in _BARE or (type(part) in _EMPTY and not part):  # of a module's attributes most are
