@@ -9,7 +9,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -32,7 +32,7 @@ from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.experiments.search.space import Choice, Range, Space
 from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.experiments.sweep import combining, trials
-from orchestrator.experiments.sweep.record import SweepHistory, SweepRecord, of_runs, parameters
+from orchestrator.experiments.sweep.record import SweepHistory, SweepRecord, folder_of, of_runs, parameters
 from orchestrator.experiments.sweep.report import SweepReport, again, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import (
     Seen,
@@ -407,3 +407,23 @@ def test_an_ensemble_is_told_beside_its_members_and_drawn(tmp_path: Path) -> Non
     assert pictures.draw_ensemble(tmp_path / "pictures", WHOLE, "ensemble") is None
     assert (tmp_path / "pictures" / "members.png").stat().st_size > 5000
     assert table(Seen("loss", 2, noun="member"), 80) == ["0 of 2 members"]
+
+
+def test_the_copy_of_a_sweep_of_elsewhere_is_made_anew_once_it_has_gone_on(tmp_path: Path) -> None:
+    told = {"sweep.yaml": "", "sweep.jsonl": "asked"}
+
+    class Uploads:
+        def fetch(self, _: str, __: str, target: Path, *, anew: bool) -> list[str]:
+            new = {name: text for name, text in told.items() if anew or not (target / name).exists()}
+            for name, text in new.items():
+                (target / name).write_text(text)
+            return [*new]
+
+    def journal(status: str, ended_ms: int) -> str:
+        past = Past("b" * 32, "n", "e", status, 0, None, {}, None, kind="sweep", ended_ms=ended_ms)
+        return folder_of(cast("Any", Uploads()), tmp_path, past).journal.read_text()
+
+    assert journal("KILLED", 5) == "asked"
+    told["sweep.jsonl"] = "asked and ended"
+    assert journal("KILLED", 5) == "asked"
+    assert journal("FINISHED", 7) == "asked and ended"

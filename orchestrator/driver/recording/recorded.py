@@ -13,6 +13,7 @@ from orchestrator.common.registry import is_reference
 from orchestrator.config.settings import InitialSettings, Settings, determining, flat, kept
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.preflight.private import COMMITMENT, commitment_in, of_record
+from orchestrator.driver.recording import copies
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict
@@ -55,19 +56,8 @@ class Recorded:
     @classmethod
     def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
         found = cls(past, RunFolder(folder, past.run_id))
-        found._bring(store)
+        copies.bring(store, past, found.files, "run", [*found._needed.values()])
         return found
-
-    def _bring(self, store: Store) -> None:
-        """Have what is missing here. Copies of a run that is driven elsewhere are made anew once it has gone on. Raises
-        ConfigurationError."""
-        files, stands = self.files, f"{self.past.status} {self.past.ended_ms}"
-        is_copy = files.fetched.exists() and not files.is_driven
-        is_old = is_copy and (self.past.status == "RUNNING" or files.fetched.read_text(encoding="utf-8") != stands)
-        if is_old or not all(file.exists() for file in self._needed.values()):
-            brought = store.fetch(self.past.run_id, "run", files.path, anew=is_old)
-            if is_old or files.settings.name in brought:
-                files.fetched.write_text(stands, encoding="utf-8")
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
         """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others, and

@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator.config.settings import kept, redactor
 from orchestrator.driver.folders import RunFolder, is_driven, project_folder
-from orchestrator.driver.recording import trust
+from orchestrator.driver.recording import copies, trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Status, UsageError
 from orchestrator.experiments.search.asking import Trial
@@ -45,8 +45,8 @@ class SweepFolder:
     """The files of one sweep, in `.orchestrator/<sweep id>/`."""
 
     def __init__(self, folder: Path, sweep_id: str) -> None:
-        self._run = RunFolder(folder, sweep_id)
-        self.path = self._run.path
+        self.run = RunFolder(folder, sweep_id)
+        self.path = self.run.path
         self.settings = self.path / "sweep.yaml"
         self.journal = self.path / "sweep.jsonl"
         self.verdict = self.path / "verdict.json"
@@ -55,15 +55,15 @@ class SweepFolder:
 
     def lease(self) -> None:
         """Keep every other driver away. Raises UsageError."""
-        self._run.lease()
+        self.run.lease()
 
     def leased(self) -> contextlib.AbstractContextManager[None]:
         """As that of a run."""
-        return self._run.leased()
+        return self.run.leased()
 
     def release(self) -> None:
         """Let other drivers have it."""
-        self._run.release()
+        self.run.release()
 
     def artifacts(self) -> list[Path]:
         return [file for file in (self.settings, self.journal, self.verdict) if file.exists()]
@@ -160,6 +160,7 @@ class SweepRecord:
         with store.usable(f"run {files.path.name}"):
             tracker = Tracker.reopen(store, files.path.name, every_s=sweep.settings.tracking.every_s)
             store.mark_orphans(tracker.experiment_id, partial(is_driven, files.path.parent))
+        files.run.fetched.unlink(missing_ok=True)
         return cls(sweep, store, tracker, files)
 
     def asked(self, batch: int, trials: Sequence[Trial]) -> None:
@@ -275,8 +276,7 @@ def find_sweep(name: str, uri: str | None) -> Past | None:
 def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
     """The files of a recorded sweep, fetched where they are not here. Raises NotRerunnable where there are none."""
     files = SweepFolder(folder, past.run_id)
-    if not (files.settings.exists() and files.journal.exists()):
-        store.fetch(past.run_id, SWEEP, files.path)
+    copies.bring(store, past, files.run, SWEEP, [files.settings, files.journal])
     if not (files.settings.exists() and files.journal.exists()):
         raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again", code="sweep.no-record")
     return files
