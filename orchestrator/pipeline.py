@@ -53,6 +53,7 @@ _MOSAICML = (
     "each worker is a process that MosaicML's StreamingDataset takes for the only one of its machine: read the same files by "
     "orchestrator.Files (python -m orchestrator index=FOLDER), or have one worker on a machine"
 )
+_NO_GRAPH = "does not require grad and does not have a grad_fn"
 _ADVICE = {
     "stack expects each tensor to be equal size": _COLLATE,
     "each element in list of batch should be of equal size": _COLLATE,
@@ -65,7 +66,7 @@ _ADVICE = {
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
     NO_MEMORY: "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
-    "does not require grad and does not have a grad_fn": "the loss has to follow from a parameter that is trained: look for "
+    _NO_GRAPH: "the loss has to follow from a parameter that is trained: look for "
     "detach(), item() and no_grad() on the way to it",
     "backward through the graph a second time": "loss() returns the loss, and backward() is called here: leave it out; what is "
     "kept from an earlier batch has to be detached",
@@ -293,7 +294,7 @@ def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> It
         if operation is not None:
             raise _refused(what, error, operation) from None
         recurs = ONE_ROW in str(error)  # which rows a micro-batch has is settled
-        advice = (of_one_row() if recurs else None) or _advice(error)
+        advice = (of_one_row() if recurs else None) or _advice(what, error)
         raised = PipelineRaised(
             f"{what} raised {type(error).__name__}: {card_faults.words(error)}{_frames(error)}",
             f"{advice};\n  {_ASIDE}" if advice else _ASIDE,
@@ -320,9 +321,14 @@ def _refused(what: str, error: BaseException, operation: nondeterministic.Operat
     return raised
 
 
-def _advice(error: BaseException) -> str | None:
+def _advice(what: str, error: BaseException) -> str | None:
     """Advice about errors of torch that come from how a run computes rather than from a slip in the code."""
     text = str(error)
+    if _NO_GRAPH in text and what.startswith("the optimizer"):
+        return (
+            "an optimizer that differentiates gradients, as AdaHessian does, finds sums over all workers here, which are "
+            "values alone: take another one"
+        )
     return next((advice for sign, advice in _ADVICE.items() if sign in text), None)
 
 

@@ -231,6 +231,13 @@ def test_a_loss_that_follows_from_no_parameter_is_explained() -> None:
     assert "detach()" in caught.value.remedy
 
 
+def test_an_optimizer_that_differentiates_gradients_is_explained() -> None:
+    parameter = torch.ones((), requires_grad=True)
+    with pytest.raises(PipelineRaised) as caught, naming("the optimizer (step 0)"):
+        torch.autograd.grad(torch.ones(()), parameter)
+    assert "AdaHessian" in caught.value.remedy
+
+
 def test_a_backward_pass_of_ones_own_is_explained() -> None:
     loss = torch.ones((), requires_grad=True).exp()
     loss.backward()  # type: ignore[no-untyped-call]

@@ -102,7 +102,7 @@ PREPARING = [
     Fault(f.SharedStorage, PipelineRaised, ("'0.weight' and '1.weight'", "share memory")),
     Fault(f.Expanded, PipelineRaised, ("elements of the parameter 'weight' share memory",)),
     Fault(f.SharedWithBuffer, PipelineRaised, ("the buffer 'view' lies in the memory of the parameter 'weight'",)),
-    Fault(f.SparseBuffer, PipelineRaised, ("buffer 'adjacency'", "sparse")),
+    Fault(f.SparseBuffer, PipelineRaised, ("buffer 'adjacency'", "sparse", "plain attribute")),
     Fault(f.NothingToTrain, PipelineRaised, ("no parameter", "gradient")),
     COMPILED,
     Fault(f.CompiledByLoss, PipelineRaised, ("compiled while a batch was computed", "torch.compile")),

@@ -121,6 +121,12 @@ def _refuse_torchscript(model: torch.nn.Module) -> None:
             )
 
 
+_SPARSE = (
+    "have it dense, by .to_dense(); a sparse constant, such as the adjacency of a graph, may be a plain attribute of the "
+    "pipeline, and .to(x.device) where it is used"
+)
+
+
 def _refuse_tensors(model: torch.nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
@@ -137,8 +143,10 @@ def _refuse_tensors(model: torch.nn.Module) -> None:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise PipelineRaised(
                 f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
-                "have model() give dense tensors in host memory, and leave .to(device), .cuda(), torch.set_default_device and "
-                "DataParallel out: run.device says where the run moves them",
+                _SPARSE
+                if tensor.layout != torch.strided
+                else "have model() give dense tensors in host memory, and leave .to(device), .cuda(), "
+                "torch.set_default_device and DataParallel out: run.device says where the run moves them",
                 code="model.not-dense",
             )
 
