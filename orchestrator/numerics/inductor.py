@@ -57,7 +57,7 @@ def problem(device: str) -> str | None:
         lacking.append(f"a C++ compiler ({_compiler()}, or the one that CXX names)")
     if not any((Path(folder) / "Python.h").exists() for folder in _includes()):
         lacking.append("Python.h, which python3-dev or python3-devel brings")
-    if device == "cuda" and _version("triton") is None:
+    if device == "cuda" and _triton() is None:
         lacking.append("triton, which torch's wheel for CUDA brings")
     given = os.environ.get(_CACHE)
     if not lacking and given and not _takes(Path(given)):
@@ -75,7 +75,7 @@ def problem(device: str) -> str | None:
 
 def describe() -> dict[str, Any]:
     """Versions and variables that may change the bits of compiled code, beside torch."""
-    return {"triton": _version("triton"), "cxx": _cxx(), "variables": _variables()}
+    return {"triton": _triton(), "cxx": _cxx(), "variables": _variables()}
 
 
 def prepare() -> None:
@@ -241,8 +241,8 @@ def _said(compiler: str) -> str | None:
     return said.stdout.partition("\n")[0] or None
 
 
-def _version(package: str) -> str | None:
+def _triton() -> str | None:
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return None

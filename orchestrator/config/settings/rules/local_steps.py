@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.config.settings.rules.rule import Case, Rule, two_lengths
+from orchestrator.config.settings.rules.rule import SPANS, Case, Rule, two_lengths
 
 _LOCAL = Case(("local.steps", "local.epochs"), lambda steps, epochs: steps or epochs)
 
@@ -80,8 +80,5 @@ RULES: tuple[Rule, ...] = (
         None,
         "run.epochs: with local steps a step of the run is a round; set run.steps, the number of rounds",
     ),
-    _in_steps("schedule.every"),
-    _in_steps("schedule.end"),
-    _in_steps("evaluation.every"),
-    _in_steps("checkpoint.every"),
+    *map(_in_steps, SPANS),
 )

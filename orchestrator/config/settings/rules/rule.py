@@ -14,6 +14,8 @@ from typing import Any
 
 from orchestrator.errors import coded
 
+SPANS = ("schedule.every", "schedule.end", "evaluation.every", "checkpoint.every")  # the keys that may be in epochs
+
 Sentence = str | Callable[..., str]  # filled in with the values, "{0}" being the first; or what makes one of them
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.common.values import Steps
-from orchestrator.config.settings.rules.rule import Case, Rule, two_lengths
+from orchestrator.config.settings.rules.rule import SPANS, Case, Rule, two_lengths
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions.quantize import most_shards
 
@@ -100,10 +100,7 @@ RULES: tuple[Rule, ...] = (
         lambda batch_size, steps: steps is not None and batch_size.changes[-1][0] >= steps,
         _unreached,
     ),
-    _in_steps("schedule.every"),
-    _in_steps("schedule.end"),
-    _in_steps("evaluation.every"),
-    _in_steps("checkpoint.every"),
+    *map(_in_steps, SPANS),
     Rule(
         "data.clients-of-shards",
         ("data.partition.clients", "data.shards"),

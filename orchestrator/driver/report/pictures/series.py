@@ -97,9 +97,9 @@ def is_loss(name: str) -> bool:
     return name.rpartition("/")[2] == "loss"
 
 
-def columns(series: Series, most: int = COLUMNS) -> list[Column]:
-    """The points themselves where they are few, otherwise at most `most` columns, each of equally many neighbours."""
-    size = math.ceil(len(series) / most)
+def columns(series: Series) -> list[Column]:
+    """The points themselves where they are few, otherwise at most COLUMNS columns, each of equally many neighbours."""
+    size = math.ceil(len(series) / COLUMNS)
     groups = [series[start : start + size] for start in range(0, len(series), size)] if series else []
     return [_column(group) for group in groups]
 
