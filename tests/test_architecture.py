@@ -47,7 +47,7 @@ ROOMS = {
         *("compare", "rerun", "resume", "sweep", "look", "listing", "history", "trained", "tuning", "pictures"),
         *("simulation", "addresses", "search"),
     ],
-    "driver": ["launch", "run", "recording", "preflight", "report", "folders", "supervision", "terminal"],
+    "driver": ["launch", "run", "recording", "preflight", "report", "copies", "folders", "supervision", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],
     "worker": [
         *("worker", "server", "hooks", "serving", "strategies", "memory_needs", "loop", "asynchronous"),

@@ -19,6 +19,7 @@ from orchestrator.comm.synchronization import SYNCHRONY, build_mode
 from orchestrator.common import temporary
 from orchestrator.config.plan import Begin
 from orchestrator.config.settings import BeginSettings, Settings, flat, kept
+from orchestrator.driver import copies
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.preflight import initial, ownership
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError, coded
@@ -92,8 +93,7 @@ def brought(
                 code="begin.not-a-run",
             )
         files = RunFolder(folder, past.run_id)
-        if not files.settings.exists():
-            store.fetch(past.run_id, "run", files.path)
+        copies.bring(store, past, files, "run", [files.settings])
         parent = kept.as_held(files.settings)
         place = files.checkpoints_at(parent.checkpoint.uri)
         ownership.require_own_places(past, trusted, "begin=", {"its checkpoints": place})

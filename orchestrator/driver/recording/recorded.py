@@ -11,9 +11,9 @@ from typing import Any
 from orchestrator.comm.synchronization import build_mode
 from orchestrator.common.registry import is_reference
 from orchestrator.config.settings import InitialSettings, Settings, determining, flat, kept
+from orchestrator.driver import copies
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.preflight.private import COMMITMENT, commitment_in, of_record
-from orchestrator.driver.recording import copies
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict

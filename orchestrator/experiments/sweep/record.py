@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config.settings import kept, redactor
+from orchestrator.driver import copies
 from orchestrator.driver.folders import RunFolder, is_driven, project_folder
-from orchestrator.driver.recording import copies, trust
+from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Status, UsageError
 from orchestrator.experiments.search.asking import Trial
