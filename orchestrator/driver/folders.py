@@ -252,11 +252,12 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def put(path: Path, content: str | bytes) -> None:
-    """Write the whole file, or leave the one before: a full disk is reported by the trace, and does not end the run
-    here. Half of a character, as of a file's name that is not UTF-8, is written as JSON and Python escape it."""
+    """Write the whole file, or leave the one before: a disk that takes nothing is reported by the trace, and does not end
+    the run here. Half of a character, as of a file's name that is not UTF-8, is written as JSON and Python escape it."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         unfinished.write_bytes(content if isinstance(content, bytes) else content.encode(errors="backslashreplace"))
         unfinished.rename(path)
     except OSError:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a file system that has become read-only
+            unfinished.unlink()

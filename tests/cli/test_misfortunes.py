@@ -253,6 +253,33 @@ def test_a_run_whose_own_disk_is_full_says_so_and_is_resumed_when_there_is_room(
 
 
 @pytest.mark.long
+@pytest.mark.root
+def test_a_run_whose_disk_becomes_read_only_says_so_and_is_resumed(digits: Project, undisturbed: Alone) -> None:
+    """As file systems do after an error of their disk."""
+    disk = digits.path / ".orchestrator"
+    disk.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", disk], check=True)
+    try:
+        run = WatchedRun(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
+        run.wait_for("checkpoint_saved")
+        subprocess.run(["mount", "--bind", disk, disk], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
+        failed = run.end()
+        subprocess.run(["umount", disk], check=True)
+        assert failed.code == 1
+        assert failed.report["digest"] == undisturbed.digest
+        assert failed.report["error"]["message"].startswith("the trained weights could not be written")
+        assert f"python -m orchestrator resume={run.run_id}" in failed.err
+        assert "Traceback" not in failed.err
+        done = digits.run(f"resume={run.run_id}", "cluster.workers=1", "output=json")
+        assert done.code == 0, done.err
+        assert done.report["digest"] == undisturbed.digest
+    finally:
+        while subprocess.run(["umount", disk], check=False, capture_output=True).returncode == 0:
+            pass
+
+
+@pytest.mark.long
 def test_a_run_whose_folder_is_removed_ends_with_one_message(digits: Project) -> None:
     """It could be neither resumed nor repeated. MLflow and whoever reads the JSON are told."""
     run = WatchedRun(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")

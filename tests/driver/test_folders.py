@@ -45,6 +45,17 @@ def test_what_a_run_is_made_of_is_synced_once_with_its_folders(tmp_path: Path, s
     assert synced == [files.environment, files.path]
 
 
+def test_a_file_system_that_has_become_read_only_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    (tmp_path / "card.md").write_text("before")
+    for name in ("write_bytes", "rename", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    put(tmp_path / "card.md", "after")
+    assert (tmp_path / "card.md").read_text() == "before"
+
+
 def test_the_name_of_a_file_that_is_not_utf_8_can_be_written(tmp_path: Path) -> None:
     """As of one in an error of the pipeline."""
     name = os.fsdecode(b"\xe9t\xe9.txt")

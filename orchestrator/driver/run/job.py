@@ -315,7 +315,8 @@ class Job:
             record.described = {key: value for key, value in told.items() if key not in of_samples}
             record.answers = members.answers(holder) or record.answers
         except RunFailed:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a file system that has become read-only
+                unfinished.unlink()
             raise
         return best
 
