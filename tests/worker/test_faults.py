@@ -137,7 +137,9 @@ COMPUTING = [
     Fault(
         f.FreezesParametersOnce, Inconsistent, ("without the new value of ", "model.0.bias.requires_grad"), OWN_SHARDS
     ),
-    Fault(f.RemembersAfterAWarmUp, Inconsistent, ("step ", "a buffer of the model with a rule in buffers()")),
+    Fault(
+        f.RemembersAfterAWarmUp, Inconsistent, ("step ", "a buffer of the model with a rule in buffers()"), OWN_SHARDS
+    ),
     Fault(f.CopiesAtAStep, Inconsistent, ("step ", "new value of ", "pipeline.earlier", "in each call"), OWN_SHARDS),
     Fault(f.TellsTheLastLoss, Inconsistent, ("after step ", "validation batch", "of pipeline.last"), CALIBRATING),
     Fault(f.TellsAnAverage, Inconsistent, ("after step ", "value of pipeline.average"), CALIBRATING),
