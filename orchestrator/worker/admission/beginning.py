@@ -61,7 +61,9 @@ class Beginning:
         found = state_detection.holders(roots, model)
         known = {id(owner) for _, owner in found}
         layers = [(place, each) for place, each in model.named_modules(prefix="model") if id(each) not in known]
-        parameters = model.named_parameters(prefix="model")
+        named = model.named_parameters(prefix="model")
+        # None that another stage has: to look at those would take longer than all else.
+        parameters = [(place, each) for place, each in named if torch.nn.Parameter in type(each).__mro__]
         held = (_held(*each) for each in (*found, *layers, *parameters, *modules.items()))
         # A cell that has no content yet gets it by the code around the function.
         self._held = [each for each in held if each.values or not isinstance(each.owner, types.CellType)]
