@@ -44,8 +44,8 @@ ROOMS = {
         *("command_result", "arguments", "process_setup"),
     ],
     "experiments": [
-        *("compare", "rerun", "resume", "sweep", "look", "listing", "history", "trained", "tuning", "pictures"),
-        *("simulation", "addresses", "search"),
+        *("compare", "export", "rerun", "resume", "sweep", "look", "listing", "history", "trained", "tuning"),
+        *("pictures", "simulation", "addresses", "search"),
     ],
     "driver": ["launch", "run", "recording", "preflight", "report", "copies", "folders", "supervision", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "forkserver", "ray_jobs", "ray_calls"],

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from orchestrator import staleness
-from orchestrator.cli.export import ExportRequest, export
 from orchestrator.cli.jobs.once import once
 from orchestrator.cli.watch import watch
 from orchestrator.config.settings import load
@@ -27,6 +26,7 @@ from orchestrator.driver.preflight import begin
 from orchestrator.driver.preflight.ownership import Untrusted, WouldOpen, is_own
 from orchestrator.errors import from_dict
 from orchestrator.experiments.compare import compare
+from orchestrator.experiments.export.crate import ExportRequest, export
 from orchestrator.experiments.listing import runs
 from orchestrator.experiments.rerun import run as rerun
 from orchestrator.experiments.rerun.repeater import Repeater

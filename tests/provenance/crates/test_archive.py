@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli import export
+from orchestrator.experiments.export import crate
 from orchestrator.provenance.crates import archive
 from tests.refusals import refused
 
@@ -53,7 +53,7 @@ def test_spaces_of_any_width_and_joiners_may_stand_in_a_name_and_marks_that_turn
 @pytest.mark.parametrize("name", ["data/a\\b", "data/a\nb", "data/\udcff"])
 def test_data_of_a_name_that_no_crate_can_have_is_refused(name: str) -> None:
     with refused("export.name", repr(name)):
-        export._require_names(["run.json", name])
+        crate._require_names(["run.json", name])
 
 
 @given(st.lists(st.text(max_size=20), max_size=6))
