@@ -102,7 +102,7 @@ def test_many_small_shards_on_few_workers_are_noted_once(
             absent=(),
             run_manifest={"steps": 10},
         ),
-        storage=None,
+        writers=(0,),
         as_event=dict,
         schedule=None,
     )

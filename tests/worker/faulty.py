@@ -170,11 +170,11 @@ class Sharpness(Optimizing):
             return super().step(closure)
 
 
-class TypeInGroups(Optimizing):
+class ObjectInGroups(Optimizing):
     class Optimizer(torch.optim.SGD):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.param_groups[0]["dtype"] = torch.float32
+            self.param_groups[0]["filter"] = object()
 
 
 class NoOptimizer(Numbered):

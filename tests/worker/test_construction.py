@@ -33,7 +33,7 @@ REFUSED = [
     (f.OptimizerWithClosure, "calls the model again within its step"),
     (f.SeveralOptimizers, "optimizer() returned a tuple"),
     (f.Sharpness, "calls the model again within its step"),
-    (f.TypeInGroups, "dtype is a torch.dtype, which a checkpoint cannot hold"),
+    (f.ObjectInGroups, "filter is a builtins.object, which a checkpoint cannot hold"),
     (f.OverwritesGradients, "changed gradients in place"),
     (f.CountsInOptimizer, "changed its attribute 'decay'"),
     (f.AveragesInOptimizer, "changed its attribute 'slow' (step 1)"),
