@@ -52,12 +52,16 @@ class Slotted:
     later: float = field(init=False)
 
 
+class Wide(Slotted):
+    """It has a dictionary, too."""
+
+
 class Held:
     known: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
         self.net = Layer()
-        self.counter, self.slotted = Counter(), Slotted()
+        self.counter, self.slotted, self.wide = Counter(), Slotted(), Wide()
         self.one = 1
         self.mask, self.masks, self.array = torch.zeros(2), [torch.zeros(2)], numpy.zeros(2)
         self.count = counting()
@@ -93,6 +97,7 @@ UNWATCHED = (  # before each step
         (lambda held: object.__setattr__(held.slotted, "scale", 2.0), "pipeline.slotted.scale"),
         (lambda held: object.__setattr__(held.slotted, "later", 2.0), "pipeline.slotted.later"),
         (lambda held: object.__delattr__(held.slotted, "scale"), "pipeline.slotted.scale"),
+        (lambda held: object.__setattr__(held.wide, "new", 2.0), "pipeline.wide.new"),
         (lambda held: setattr(held.net, "table", torch.ones(2)), "pipeline.net.table"),
         (lambda held: held.net.eval(), "pipeline.net.training"),
         (lambda held: held.net.bias.requires_grad_(False), "model.bias.requires_grad"),

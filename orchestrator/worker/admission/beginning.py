@@ -26,7 +26,8 @@ from typing import Any, Final, NamedTuple
 import numpy
 import torch
 
-from orchestrator.numerics.byte_layout import bytes_of, same_bits
+from orchestrator.numerics.byte_layout import same_bits
+from orchestrator.numerics.digests import prints_of
 from orchestrator.worker.admission import state_detection
 
 _MOST_ITEMS: Final = 1000
@@ -58,19 +59,18 @@ class Beginning:
     their variables."""
 
     def __init__(self, roots: Mapping[str, Any], model: torch.nn.Module, modules: Mapping[str, dict[str, Any]]) -> None:
-        found = state_detection.holders(roots, model)
-        known = {id(owner) for _, owner in found}
+        holders, weights = state_detection.holders_and_weights(roots, model)
+        known = {id(owner) for _, owner in holders}
         layers = [(place, each) for place, each in model.named_modules(prefix="model") if id(each) not in known]
         named = model.named_parameters(prefix="model")
         # None that another stage has: to look at those would take longer than all else.
         parameters = [(place, each) for place, each in named if torch.nn.Parameter in type(each).__mro__]
-        held = (_held(*each) for each in (*found, *layers, *parameters, *modules.items()))
+        held = (_held(*each) for each in (*holders, *layers, *parameters, *modules.items()))
         # A cell that has no content yet gets it by the code around the function.
         self._held = [each for each in held if each.values or not isinstance(each.owner, types.CellType)]
         parts = _Parts(self._held, model)
         self._copies, self._arrays, self._versions = parts.copies, parts.arrays, parts.versions
-        weights = state_detection.weights(roots, model)
-        self._weights = [(place, each, each._version, _sum(each)) for place, each in weights]
+        self._weights = [(place, each, each._version, _print(each)) for place, each in weights]
         self._looks = 0  # that found more
         self._watch()
 
@@ -80,8 +80,8 @@ class Beginning:
         return next(
             (
                 place
-                for place, each, version, total in self._weights
-                if each._version != version or (wholly and _sum(each) != total)
+                for place, each, version, known in self._weights
+                if each._version != version or (wholly and _print(each) != known)
             ),
             None,
         )
@@ -250,13 +250,9 @@ def _same_content(part: Any, was: Any) -> bool:
     return bool(part.shape == was.shape and part.tobytes() == was.tobytes())
 
 
-def _sum(weight: torch.Tensor) -> int:
-    """The sum of its bits, which is another one once it is trained or averaged."""
-    if not _has_memory(weight):
-        return 0
-    content = bytes_of(weight)
-    is_of_words = content.numel() % 4 == 0 == content.storage_offset() % 4
-    return int((content.view(torch.int32) if is_of_words else content).sum(dtype=torch.int64))
+def _print(weight: torch.Tensor) -> int:
+    """Another one once it is trained or averaged."""
+    return prints_of([weight])[0] if _has_memory(weight) else 0
 
 
 def _refers(held: _Held, name: str, written: Set[int]) -> bool:

@@ -22,12 +22,13 @@ It does not see variables of other modules, files, or what containers with many 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy
 import torch
@@ -94,9 +95,18 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
     return {place: third[place][0] for place in twice}
 
 
-def holders(roots: Mapping[str, Any], model: torch.nn.Module) -> list[tuple[str, Any]]:
-    """The objects and classes of the user's, and cells of closures, which hold what these refer to, by their places."""
-    return _walked(roots, model, gathers=True, hashes=False).holders
+class Found(NamedTuple):
+    """Each by its place. holders: objects and classes of the user's, and cells of closures; weights: parameters
+    and buffers of modules that are not within the model."""
+
+    holders: list[tuple[str, Any]]
+    weights: list[tuple[str, torch.Tensor]]
+
+
+def holders_and_weights(roots: Mapping[str, Any], model: torch.nn.Module) -> Found:
+    """Those that the roots refer to."""
+    walk = _walked(roots, model, gathers=True, hashes=False)
+    return Found(walk.holders, walk.weights)
 
 
 def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
@@ -104,19 +114,20 @@ def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
     return _walked(roots, model, gathers=True, hashes=False).untrained
 
 
-def weights(roots: Mapping[str, Any], model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers of modules that are not within the model, by their places."""
-    return _walked(roots, model, gathers=True, hashes=False).weights
-
-
 def attributes_of(value: Any) -> MutableMapping[str, Any] | None:
     """The attributes of an object as they are, to be read and written; None of one that has none."""
-    kinds = (kind for kind in type(value).__mro__ if is_users_module(kind.__module__))
-    slots = {
-        n: part for kind in kinds for n, part in vars(kind).items() if isinstance(part, types.MemberDescriptorType)
-    }
     named: dict[str, Any] | None = getattr(value, "__dict__", None)
-    return _WithSlots(value, slots, named or {}) if slots else named
+    kind: Any = type(value)
+    slots = _slots(kind)
+    return _WithSlots(value, slots, {} if named is None else named) if slots else named
+
+
+@functools.cache
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Those in `__slots__` of the user's classes among its bases, by name."""
+    theirs = (each for each in kind.__mro__ if is_users_module(each.__module__))
+    parts = ((name, part) for each in theirs for name, part in vars(each).items())
+    return {name: part for name, part in parts if isinstance(part, types.MemberDescriptorType)}
 
 
 class _WithSlots(MutableMapping[str, Any]):

@@ -126,7 +126,7 @@ class ShardUpdates:
         computed = self._workload.recorded_loss(clock, shard)
         self._replica.check_shard(buffers=not self._workload.replayed)
         self._replica.check_step()
-        self._second.compare(expected, clock, computed, self._replica.gradients())
+        self._second.compare(expected, clock, computed, self._replica.gradients)
         memory = self._memory = self._memory or _AfterPass.of(self._replica)
         if computed is None:
             return None, self._filtered(shard, reading.clock, x, memory.update.zero_())

@@ -30,8 +30,8 @@ from orchestrator.worker.pipeline_parallel.border_values import Activations, Gen
 from orchestrator.worker.pipeline_parallel.cuts import Way
 from orchestrator.worker.pipeline_parallel.links import Links
 from orchestrator.worker.pipeline_parallel.replay import Stage
+from orchestrator.worker.pipeline_parallel.second_pass import digest_of_leaves
 from orchestrator.worker.pipeline_parallel.stage_state import StageState
-from orchestrator.worker.step.contribution import Contribution, digest_of
 from orchestrator.worker.step.second_computation import SecondComputation
 from orchestrator.worker.step_report import from_words, to_words
 
@@ -233,6 +233,5 @@ class Stages:
 
 
 def _digest(leaving: Sequence[Activations | None], evaluated: Evaluated | None) -> bytes:
-    crossing = [value.data for each in leaving if each is not None for value in each.border_values]
     numbers = b"" if evaluated is None else proof.exact_numbers(*evaluated).encode()
-    return digest_of(Contribution(0.0, 0.0, crossing)) + numbers
+    return b"".join(map(digest_of_leaves, leaving)) + numbers

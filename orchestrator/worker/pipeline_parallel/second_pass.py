@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
+
 from orchestrator.numerics.batches import copied
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.pipeline_parallel.border_values import Activations, BorderValue, Gradients
@@ -87,8 +89,11 @@ class SecondPass:
 
 
 def _forward_digest(flight: Flight, leaves: Activations | None) -> bytes:
+    return digest_of_leaves(leaves, 0.0 if flight.loss is None else flight.loss.detach(), flight.weight)
+
+
+def digest_of_leaves(leaves: Activations | None, loss: float | torch.Tensor = 0.0, weight: float = 0.0) -> bytes:
+    """A digest of what a forward pass gives: activations, or loss and weight in the last stage."""
     crossing = [] if leaves is None else [each.data for each in leaves.border_values]
     flows = b"" if leaves is None else bytes(leaves.flows)  # none comes back to a stage that is frozen
-    return flows + digest_of(
-        Contribution(0.0 if flight.loss is None else flight.loss.detach(), flight.weight, crossing)
-    )
+    return flows + digest_of(Contribution(loss, weight, crossing))

@@ -122,7 +122,7 @@ class LocalSteps:
             replica.check_shard(buffers=not self.workload.replayed)
             replica.check_step()
             if clock == clocks[0]:
-                self._second.compare(expected, step, computed, replica.gradients())
+                self._second.compare(expected, step, computed, replica.gradients)
             if computed is None:
                 continue
             means.append(computed)

@@ -122,11 +122,15 @@ class SecondComputation:
         return None
 
     def compare(
-        self, expected: Tried | None, step: int, computed: Unread | None, gradients: Sequence[torch.Tensor | None]
+        self,
+        expected: Tried | None,
+        step: int,
+        computed: Unread | None,
+        gradients: Callable[[], Sequence[torch.Tensor | None]],
     ) -> None:
         """computed, gradients: of the micro-batch in the step. Raises Inconsistent where they are others."""
         if expected is not None:
-            self.require(expected, step, _digest(computed, gradients))
+            self.require(expected, step, _digest(computed, gradients()))
 
     def require(self, expected: Tried, step: int, found: bytes) -> None:
         """Raises Inconsistent where something else was found."""

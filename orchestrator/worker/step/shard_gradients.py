@@ -61,13 +61,13 @@ class ShardGradients:
         if self.keeps_state:
             self.states.stage(shard, stream_row(self.workload.batches.streams, shard))
         if computed is None:
-            self._second.compare(expected, step, None, ())
+            self._second.compare(expected, step, None, tuple)
             return None
         # A recording writes the next gradients to the same place, so all is added up before.
         replayed = self.workload.replayed_gradients
         tensors = self._replica.contribution() if replayed is None else self._replica.replayed(replayed)
         count = len(self._replica.parameters)
-        self._second.compare(expected, step, computed, tensors[:count])
+        self._second.compare(expected, step, computed, lambda: tensors[:count])
         if self._before:
             self.workload.hand_over()
             if self.workload.replayed:
