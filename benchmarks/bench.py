@@ -546,7 +546,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench")
     parser.add_argument("rows", nargs="?", type=_groups, default=dict(GROUPS), help=f"rows=A,B of {', '.join(GROUPS)}")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, once")
-    parser.add_argument("--page", type=Path)
+    parser.add_argument("--page", type=pages.with_marks("bench"))
     chosen = parser.parse_args(arguments)
     if chosen.page is not None and len(chosen.rows) < len(GROUPS):
         parser.error("--page needs all rows: what it replaces is one run's")

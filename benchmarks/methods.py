@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=list(RUNS))
     parser.add_argument("--method", choices=list(METHODS), action="append")
     parser.add_argument("--results", type=Path)
-    parser.add_argument("--page", type=Path)
+    parser.add_argument("--page", type=pages.with_marks("methods"))
     chosen = parser.parse_args(arguments)
     found = {} if chosen.results is None else _known(chosen.results)
     for seed in range(1, chosen.seeds + 1):

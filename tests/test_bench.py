@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,16 @@ def test_what_stands_between_the_marks_is_replaced_and_a_page_without_them_refus
     assert page.read_text() == "before\n<!-- bench: made by make bench -->\nnew \\1\n<!-- end of bench -->\nafter\n"
     with pytest.raises(ValueError, match="0 parts between <!-- other"):
         pages.replace(page, "other", "new")
+
+
+def test_a_page_without_marks_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- bench: made by make bench -->\nold\n<!-- end of bench -->\n")
+    assert pages.with_marks("bench")(str(page)) == page
+    with pytest.raises(ArgumentTypeError, match="lacks the marks of gpu, gpu-checks"):
+        pages.with_marks("bench", "gpu", "gpu-checks")(str(page))
+    with pytest.raises(ArgumentTypeError, match=r"absent.md cannot be read: .*No such file"):
+        pages.with_marks("bench")(str(tmp_path / "absent.md"))
 
 
 def test_the_page_shows_every_row() -> None:

@@ -487,7 +487,7 @@ def test_without_a_gpu_it_says_so_and_exits_with_2(capsys: pytest.CaptureFixture
     ("arguments", "why"),
     [
         (["--only", "kernels,speed"], "no part speed; there are cards, kernels,"),
-        (["--only", "digits", "--page", "x"], "needs all parts of a half"),
+        (["--only", "digits", "--page", "docs/benchmarks/gpu.md"], "needs all parts of a half"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(

@@ -87,7 +87,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--check", action="store_true", help="bits, digests and kills, in 6 minutes, in place of times")
     parser.add_argument("--only", type=_named, help=f"parts, of {', '.join(part.name for part in PARTS)}")
-    parser.add_argument("--page", type=Path)
+    parser.add_argument("--page", type=pages.with_marks("gpu", "gpu-checks"))
     parser.add_argument("--keep", type=Path, help="a folder for all lines, and for what tells more of failures")
     parser.add_argument("--seconds", type=float, help="at most so long; each part gets more of it, or less")
     chosen = parser.parse_args(arguments)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
@@ -27,7 +26,7 @@ PARTS: dict[str, Any] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--page", type=Path, help="of docs/benchmarks, where the tables go")
+    parser.add_argument("--page", type=pages.with_marks(*PARTS), help="of docs/benchmarks, where the tables go")
     for part in PARTS.values():
         part.options(parser)
     chosen = parser.parse_args(arguments)
