@@ -24,7 +24,7 @@ from orchestrator.numerics.device import compiling
 from orchestrator.numerics.device.compiling import CompilationFailed
 from orchestrator.numerics.device.kernels import Kernels, Operations, Plain
 from orchestrator.numerics.staging import Staging
-from orchestrator.worker.model.shard_graphs import CudaRecorder, Recorder
+from orchestrator.worker.model.recorder import CudaRecorder, Recorder
 
 
 class Summing(NamedTuple):

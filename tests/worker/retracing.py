@@ -44,7 +44,7 @@ class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Retracer:
-    """Implements `shard_graphs.Recorder`. recorded: how many recordings of one work were made; replays: how often works
+    """Implements `recorder.Recorder`. recorded: how many recordings of one work were made; replays: how often works
     were done again; steps: how often all of a step were, as one; given_back: how often memory was."""
 
     def __init__(self) -> None:

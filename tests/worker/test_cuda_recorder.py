@@ -14,9 +14,9 @@ import torch
 
 from orchestrator.common import frames
 from orchestrator.numerics import cuda
-from orchestrator.worker.model import shard_graphs
+from orchestrator.worker.model import recorder as module
 from orchestrator.worker.model.held_memory import HoldMemory, hold_memory
-from orchestrator.worker.model.shard_graphs import CudaRecorder
+from orchestrator.worker.model.recorder import CudaRecorder
 from tests.worker import captures
 from tests.worker.captures import CAPTURE, patched
 
@@ -160,7 +160,7 @@ def test_a_capture_that_fails_leaves_nothing_half_ended(monkeypatch: pytest.Monk
     assert set(card.pools.values()) == {0}
     card.draw()
     # The line that looks is told, and not that the capture could not end.
-    told = shard_graphs.reason(raised.value)
+    told = module.reason(raised.value)
     assert told.startswith(__file__)
     assert told.endswith("card.look()): CUDA error: operation not permitted when stream is capturing")
 
@@ -183,7 +183,7 @@ def test_work_that_looks_at_values_only_outside_of_a_capture_is_not_recorded(mon
     monkeypatch.setattr(frames, "_LIBRARIES", (*frames._LIBRARIES, __file__))
     with pytest.raises(RuntimeError) as raised:
         recorder.record(card.launch, lambda: card.look_unless_capturing())
-    told = shard_graphs.reason(raised.value)
+    told = module.reason(raised.value)
     assert told.startswith(captures.__file__)
     assert told.endswith(" looks at values, but not while it is recorded")
     assert card.waits_are_told == "default"
@@ -221,7 +221,7 @@ def test_where_only_a_package_has_looked_its_line_is_told(
 ) -> None:
     file = tmp_path / "site-packages" / package / "masks.py"
     file.parent.mkdir(parents=True)
-    monkeypatch.setattr(shard_graphs, "_TORCH", tmp_path / "site-packages" / "torch")
+    monkeypatch.setattr(module, "_TORCH", tmp_path / "site-packages" / "torch")
     file.write_text("def look():\n    raise RuntimeError('operation not permitted')\n")
     found: dict[str, Any] = {}
     exec(compile(file.read_text(), file, "exec"), found)
@@ -229,7 +229,7 @@ def test_where_only_a_package_has_looked_its_line_is_told(
         found["look"]()
     error = raised.value
     assert error.__traceback__ is not None
-    told = shard_graphs.reason(error.with_traceback(error.__traceback__.tb_next))
+    told = module.reason(error.with_traceback(error.__traceback__.tb_next))
     assert told == f"{file}:2: raise RuntimeError('operation not permitted'): operation not permitted"
 
 

@@ -29,7 +29,7 @@ from orchestrator.pipeline import naming
 from orchestrator.worker import device, device_memory
 from orchestrator.worker.device_memory import HeldMemory, Place, explained, explanation, held_memory, place_of
 from orchestrator.worker.hooks import WorkerHooks
-from orchestrator.worker.model import shard_graphs
+from orchestrator.worker.model import recorder
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.worker import Worker
 from tests.comm.transports import device_double
@@ -307,7 +307,7 @@ def test_who_writes_checkpoints_has_their_memory_page_locked_once_steps_run(
 
 
 def test_a_recording_for_which_there_is_no_memory_is_left_out() -> None:
-    told = shard_graphs.reason(torch.OutOfMemoryError(TOLD))
+    told = recorder.reason(torch.OutOfMemoryError(TOLD))
     assert "no memory for a recording" in told
     assert told.endswith(": CUDA out of memory. Tried to allocate 2.00 GiB")
 

@@ -30,8 +30,9 @@ from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.calls import Call
 from orchestrator.worker.model.held_memory import Watched, hold_memory
 from orchestrator.worker.model.output_checks import kept
+from orchestrator.worker.model.recorder import Recorder, reason
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.shard_graphs import WITHOUT, Recorder, reason
+from orchestrator.worker.model.shard_graphs import WITHOUT
 from orchestrator.worker.pipeline_parallel.border_values import (
     Activations,
     BorderValue,

@@ -27,8 +27,8 @@ from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving
 from orchestrator.worker.model.asked_step import Answers
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from orchestrator.worker.model.recorder import Recorder, reason
 from orchestrator.worker.model.replica import Replica
-from orchestrator.worker.model.shard_graphs import Recorder, reason
 from orchestrator.worker.step.tally import Tally
 
 _MOST: Final = 4  # recordings: of numbers and shapes of micro-batches
