@@ -43,7 +43,7 @@ def ssp(
 def asp(
     *,
     threshold: Annotated[
-        float, Field(gt=0, description="The relative change of an element from which on it is sent, at the start.")
+        float, Field(gt=0, description="The relative change of an element above which it is sent, at the start.")
     ] = 0.01,
     staleness: Annotated[
         int | None, Field(ge=0, description="By how many updates a shard may be ahead of the slowest.")
@@ -52,7 +52,7 @@ def asp(
 ) -> Mode:
     """Approximate-synchronous: replicas run free and send only significant changes; the rest waits and adds up.
 
-    An element is sent if its unsent change is at least `threshold / sqrt(clock + 1)` of its value. At each sync barrier
+    An element is sent if its unsent change is more than `threshold / sqrt(clock + 1)` of its value. At each sync barrier
     everything is sent.
 
     With `staleness`, the mirror clock of the source, nobody gets more updates than that ahead of the slowest.
