@@ -429,6 +429,8 @@ class Worker:
             self._digests.settle()  # others may take the state over, with what was told
         if halted != "regroup" and self._plan.run.compute.device == "cuda":
             self._services.emit({"event": "memory", **self._memory()})
+        if halted == "stop" and self._callbacks is not None:
+            self._callbacks.leave()
         if halted != "finished":
             return Ended(halted, self.progress, why="all members agreed")
         if self._callbacks is not None:

@@ -253,6 +253,12 @@ EXAMPLES = [
         ("warning: on_evaluation after step 6, the run goes on: f",),
     ),
     Example(
+        "called_back",
+        {"step": 5, "failed": "f", "stopped": True},
+        {"step": 5, "failed": "f", "stopped": True, "metrics": {}},
+        ("warning: on_evaluation after step 6: f",),
+    ),
+    Example(
         "sent",
         {"step": 5, "bytes": 10},
         None,

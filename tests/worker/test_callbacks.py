@@ -143,6 +143,13 @@ def _ends_a_call_that_does_not_return(calls: Callbacks, told: Told) -> None:
     assert 4 not in told.calls
 
 
+def _what_a_stop_leaves_is_told(calls: Callbacks, told: Told) -> None:
+    """One call is under way, and one waits."""
+    calls.leave()
+    assert told.calls[4]["failed"] == "it had not returned when the run was stopped, nor had 1 after it"
+    told.entries[:] = [entry for entry in told.entries if entry.get("step") != 4]
+
+
 def test_training_waits_for_no_call_and_what_is_too_much_is_left_out(
     calls: Callbacks, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +161,7 @@ def test_training_waits_for_no_call_and_what_is_too_much_is_left_out(
         assert calls._changed.wait_for(lambda: calls._calling == 4, 200)
     for step in (5, 6, 7):
         calls.call(step, {"loss": 0.0}, state(0.0))
+    _what_a_stop_leaves_is_told(calls, told)
     beats: list[None] = []
     calls.finish(lambda: beats.append(None), 0.5)
     left_out = {step: entry["failed"].partition(":")[0] for step, entry in told.calls.items() if "failed" in entry}

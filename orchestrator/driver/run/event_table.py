@@ -220,7 +220,8 @@ def _with_files(outcome: RunOutcome, facts: Facts) -> RunOutcome:
 def _called_back_sentences(facts: Facts) -> Sequence[str]:
     if "failed" not in facts:
         return ()
-    return (f"warning: on_evaluation after step {facts['step'] + 1}, the run goes on: {facts['failed']}",)
+    goes_on = "" if facts.get("stopped") else ", the run goes on"
+    return (f"warning: on_evaluation after step {facts['step'] + 1}{goes_on}: {facts['failed']}",)
 
 
 def _compared_sentences(facts: Facts) -> Sequence[str]:
@@ -298,7 +299,10 @@ EVENTS: Mapping[str, EventType] = {
         outcome=lambda outcome, facts: replace(outcome, metrics=facts["metrics"]),
     ),
     "called_back": EventType(
-        lambda facts: {**only("step", "seconds?", "failed?")(facts), "metrics": _finite(facts.get("metrics", {}))},
+        lambda facts: {
+            **only("step", "seconds?", "failed?", "stopped?")(facts),
+            "metrics": _finite(facts.get("metrics", {})),
+        },
         _called_back_sentences,
         metrics=lambda facts: {f"callback/{name}": value for name, value in facts.get("metrics", {}).items()},
     ),

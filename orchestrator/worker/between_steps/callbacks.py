@@ -5,8 +5,8 @@ own settings of torch, and only numbers to be recorded come back from it. It bui
 loader does, and ends when its worker does.
 
 Training waits for it only at the end of the run. While a call lasts, later evaluations wait behind it, each with its copy of
-the model; where these copies become too large the oldest is left out, which is told. An exception, a wrong answer or the death
-of the process is told too; the next evaluation is called again.
+the model; where these copies become too large the oldest is left out, which is told. So is what a run does not wait for that is
+stopped. An exception, a wrong answer or the death of the process is told too; the next evaluation is called again.
 
 A model in stages is whole nowhere, so it cannot be given (`driver.preflight.checks` refuses that).
 """
@@ -104,6 +104,14 @@ class Callbacks:
                     returned, since = self._returned, time.monotonic()
         for step in steps:
             self._tell(step, failed=f"it had not returned after {patience_s:g} s (cluster.step_timeout_s)")
+
+    def leave(self) -> None:
+        """Tell of the calls that have not returned, for which a run that is stopped does not wait."""
+        with self._changed:
+            steps = self._pending
+        if steps:
+            later = f", nor had {len(steps) - 1} after it" if steps[1:] else ""
+            self._tell(steps[0], failed=f"it had not returned when the run was stopped{later}", stopped=True)
 
     def close(self) -> None:
         """End the process. Safe to call twice."""
