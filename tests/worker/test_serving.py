@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import UserDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -387,6 +388,18 @@ def test_at_the_start_it_is_told_what_cannot_be_tried_and_the_model_is_as_it_was
     assert at_the_start(model, words(18), Own()) is None
     assert at_the_start(model, words(18), stages=2) is None
     assert (model.calls, model.training) == (0, True)
+
+
+def test_a_forward_that_calls_layers_of_the_model_itself_moves_nothing_at_the_start() -> None:
+    """A copy has such a function as it is."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    usual: Callable[[Tensor], Tensor] = model.forward
+    model.forward = lambda x: usual(x) / 2  # type: ignore[method-assign]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert at_the_start(model, torch.randn(8, 2)) is None  # of one row, which a normalisation in training refuses
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(module.training for module in model.modules())
 
 
 def test_a_part_of_an_answer_that_has_no_rows_is_named() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking, used
 from orchestrator.optim.optimizers import OPTIMIZERS
 from orchestrator.pipeline import naming
+from orchestrator.worker.model import snapshot
 
 _ROWS = 8  # of a parameter, at most, in the step that is tried
 _REMEDY = (
@@ -59,7 +60,7 @@ def operators_of_step(optimizer: torch.optim.Optimizer, model: torch.nn.Module) 
     with naming("a step of the optimizer"):
         if type(optimizer) in OPTIMIZERS.values():
             return _tried(_small_copy(optimizer))
-        with _put_back(model):
+        with snapshot.put_back(model):  # a function that it holds may refer to the model itself
             with contextlib.suppress(Exception):  # it may look at sizes, or at tensors that a closure holds
                 return _tried(_small_copy(optimizer))
             return _tried(_copy(optimizer, {}))
@@ -93,19 +94,6 @@ def _copy(optimizer: torch.optim.Optimizer, made: dict[int, Any]) -> torch.optim
             except Exception:  # of a lock, a file
                 vars(copied)[name] = value
     return copied
-
-
-@contextlib.contextmanager
-def _put_back(model: torch.nn.Module) -> Iterator[None]:
-    """A function that an optimizer holds may refer to the model itself, and write it when a copy of the optimizer steps."""
-    tensors = [each.detach() for each in (*model.parameters(), *model.buffers())]
-    before = [each.clone() for each in tensors]
-    try:
-        yield
-    finally:
-        for each, value in zip(tensors, before, strict=True):
-            if not torch.equal(each, value):
-                each.copy_(value)
 
 
 class _Shrinking(TorchFunctionMode):

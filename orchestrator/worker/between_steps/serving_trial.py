@@ -25,6 +25,7 @@ from orchestrator.numerics import batch_invariance, determinism, inductor
 from orchestrator.numerics.batch_invariance import InvarianceTrial
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline, defines, naming
+from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 
 UNFIT = "it could not be tried with what example() gives; write example() or predict() in the pipeline (docs/models.md)"
@@ -71,7 +72,9 @@ def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
         model = copy.deepcopy(workload.model).eval()
     except Exception:  # of the user's classes: what cannot be trained is refused in other words
         return None
-    found = _with_samples(workload, plan.run.seed, 1, nullcontext(model), _called)
+    # A forward() that was given to an object is copied as it is, and calls layers of the model itself.
+    with _evaluating(workload.model), snapshot.put_back(workload.model):
+        found = _with_samples(workload, plan.run.seed, 1, nullcontext(model), _called)
     if found.rows is not None:
         return None
     return {"why": found.why, **({} if plan.data.privacy is not None else {"detail": found.detail})}
@@ -165,9 +168,16 @@ def _in_evaluation(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
         yield copy.deepcopy(model).cpu().eval()
         return
+    with _evaluating(model):
+        yield model
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     try:
-        yield model.eval()
+        model.eval()
+        yield
     finally:
         for module, mode in modes:
             module.training = mode

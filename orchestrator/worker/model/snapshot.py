@@ -15,6 +15,7 @@ Not kept are gradients, hooks, a module's get_extra_state, and attributes of an 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 from orchestrator.checkpoint.state import TrainingState, pack, unpack
 from orchestrator.common import card_faults, gpu_memory
 from orchestrator.errors import Inconsistent, is_out_of_memory
+from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.optim import optimizers
 from orchestrator.optim.transforms import State
 from orchestrator.pipeline import naming
@@ -32,6 +34,21 @@ RunState = dict[str, Any]
 
 _MODEL = "model/"
 _SHARD = "shard/"
+
+
+@contextlib.contextmanager
+def put_back(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards its parameters and buffers have the bits of before. For trials with a copy: a function that the copy holds,
+    as `model.forward = lambda x: usual(x) / 2`, is no copy, and writes the model itself."""
+    found = (each.detach() for each in (*model.parameters(), *model.buffers()))
+    tensors = [each for each in found if each.layout == torch.strided and not each.is_meta]  # others are refused
+    before = [each.clone() for each in tensors]
+    try:
+        yield
+    finally:
+        for each, value in zip(tensors, before, strict=True):
+            if not same_bits(each, value):
+                each.copy_(value)
 
 
 def capture(
