@@ -392,7 +392,15 @@ def test_at_the_start_it_is_told_what_cannot_be_tried_and_the_model_is_as_it_was
 
 def test_a_forward_that_calls_layers_of_the_model_itself_moves_nothing_at_the_start() -> None:
     """A copy has such a function as it is."""
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+    class Merging(nn.Linear):
+        def train(self, mode: bool = True) -> Any:
+            raise AssertionError(f"the model itself is set to {mode}")
+
+        def __deepcopy__(self, _: Any) -> nn.Linear:
+            return nn.Linear(2, 3)
+
+    model = nn.Sequential(Merging(2, 3), nn.BatchNorm1d(3))
     usual: Callable[[Tensor], Tensor] = model.forward
     model.forward = lambda x: usual(x) / 2  # type: ignore[method-assign]
     before = {name: value.clone() for name, value in model.state_dict().items()}

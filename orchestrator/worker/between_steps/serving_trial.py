@@ -73,7 +73,9 @@ def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
     except Exception:  # of the user's classes: what cannot be trained is refused in other words
         return None
     # A forward() that was given to an object is copied as it is, and calls layers of the model itself.
-    with _evaluating(workload.model), snapshot.put_back(workload.model):
+    with _modes_put_back(workload.model), snapshot.put_back(workload.model):
+        for module in workload.model.modules():
+            module.training = False  # without its train(), which may merge weights
         found = _with_samples(workload, plan.run.seed, 1, nullcontext(model), _called)
     if found.rows is not None:
         return None
@@ -168,15 +170,14 @@ def _in_evaluation(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
         yield copy.deepcopy(model).cpu().eval()
         return
-    with _evaluating(model):
-        yield model
+    with _modes_put_back(model):
+        yield model.eval()
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def _modes_put_back(model: torch.nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
         yield
     finally:
         for module, mode in modes:
