@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +26,10 @@ from torch.utils.data import (
 
 from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Course
-from orchestrator.adapters.lightning import devices, plateaus, schedules
+from orchestrator.adapters.lightning import devices, misfits, plateaus, schedules
 from orchestrator.adapters.lightning.loaders import Loaders
 from orchestrator.adapters.lightning.numbers import states_of, together
+from orchestrator.adapters.lightning.reading import Reading, is_frameworks
 from orchestrator.adapters.source import Source
 from orchestrator.adapters.table import find
 from orchestrator.common.values import Every
@@ -36,6 +39,7 @@ from orchestrator.errors import Inconsistent, code_of
 from orchestrator.optim.patience import MonitoredMetric, Patience
 from orchestrator.optim.schedules import Moment, build
 from orchestrator.pipeline import REDUCED, defines
+from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.between_steps.evaluation import means_of
 from orchestrator.worker.model import construction
 from tests.adapters import standin
@@ -352,6 +356,81 @@ def test_what_does_not_fit_is_told_at_once(name: str, named: list[str]) -> None:
     found = problems(name)
     assert len(found) == len(named)
     assert all(any(each in problem for problem in found) for each in named)
+
+
+class Helped(Lit):
+    """Returns what its methods return, of which others return lists and dicts."""
+
+    def _groups(self) -> Any:
+        return [{"params": [self.layer.weight]}, {"params": [self.layer.bias]}]
+
+    def configure_optimizers(self) -> Any:
+        return self._made(self._groups())
+
+    def _made(self, groups: Any) -> Any:
+        return torch.optim.SGD(groups, lr=0.1)
+
+    def _collate(self, rows: Any) -> Any:
+        return {"rows": default_collate(rows)}
+
+    def train_dataloader(self) -> Any:
+        def collate(rows: Any) -> Any:
+            return rows[0], self._collate(rows)
+
+        return DataLoader(TensorDataset(torch.ones(2)), shuffle=True, collate_fn=collate)
+
+
+class HelpedByTwo(Helped):
+    def _made(self, groups: Any) -> Any:  # noqa: ARG002
+        return [sgd(), sgd()]
+
+    def train_dataloader(self) -> Any:
+        return self._loaders()
+
+    def _loaders(self) -> Any:
+        rows = TensorDataset(torch.ones(2))
+        return {"one": DataLoader(rows), "other": DataLoader(rows)}
+
+
+def test_what_a_method_returns_is_told_from_what_it_calls() -> None:
+    found = [
+        list(misfits.of_module(Reading(kind), kind.__name__, has_data=True))
+        + list(misfits.of_loaders(Reading(kind), kind.__name__, COURSE))
+        for kind in (Helped, HelpedByTwo)
+    ]
+    assert found[0] == []
+    assert [code_of(each) for each in found[1]] == ["lightning.optimizers", "lightning.loaders"]
+
+
+def test_the_modules_that_lightning_ships_for_trials_are_a_users() -> None:
+    assert not is_frameworks("lightning.pytorch.demos.boring_classes")
+    assert is_frameworks("lightning.pytorch.core.module")
+
+
+class Matching(Lit):
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        x, others = parts
+        return super().forward(x) @ others
+
+
+@pytest.mark.parametrize("name", ["Matching", "Lit"])
+def test_a_launch_tells_of_a_forward_that_takes_more_than_the_first_part_of_a_batch(name: str) -> None:
+    pipeline = made(f"{__name__}:{name}")
+    rows, _ = pipeline.datasets()
+    plan: Any = SimpleNamespace(
+        cluster=SimpleNamespace(members=SimpleNamespace(stages=1)),
+        run=SimpleNamespace(seed=1),
+        data=SimpleNamespace(privacy=None),
+    )
+    workload: Any = SimpleNamespace(
+        pipeline=pipeline,
+        model=pipeline.model(),
+        first_batch=lambda count: pipeline.collate([rows[index] for index in range(count)]),
+        batches=SimpleNamespace(streams=None),
+    )
+    found = serving_trial.unfit(plan, workload)
+    assert (found or {}).get("why") == (serving_trial.UNFIT_MODULE if name == "Matching" else None)
+    assert deepcopy(workload.model).trainer is workload.model.trainer  # which has the data
 
 
 def test_a_module_without_data_is_refused() -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 from orchestrator.adapters.adapted import Course
+from orchestrator.adapters.lightning.reading import is_frameworks
 from orchestrator.common import once
 from orchestrator.errors import PipelineRaised, coded
 
@@ -164,10 +165,7 @@ class Loaders:
 def _is_written(holder: Any, name: str) -> bool:
     """Whether it has a method of the user's, and not Lightning's, which raises."""
     method = getattr(type(holder), name, None) or vars(holder).get(name)
-    return method is not None and getattr(method, "__module__", "").partition(".")[0] not in (
-        "lightning",
-        "pytorch_lightning",
-    )
+    return method is not None and not is_frameworks(getattr(method, "__module__", ""))
 
 
 def _one(found: Any, method: str) -> Any:

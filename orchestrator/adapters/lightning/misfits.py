@@ -14,6 +14,7 @@ from orchestrator.adapters.lightning.trainer import OFFERED
 from orchestrator.errors import coded
 
 _BATCHES = "any worker may compute any batch, more than once: do it in training_step, from the batch alone"
+_AVERAGES = "a moving average of weights is moved by the step() of an optimizer of your own (docs/porting.md)"
 _AFTER = "do it in on_validation_epoch_end, which has a copy of the model, or after the run"
 _EPOCHS = (
     "a run has steps, and no loop over epochs: compute in training_step what depends on self.current_epoch, and log numbers in "
@@ -29,7 +30,7 @@ HOOKS = {
     "on_train_epoch_start": _EPOCHS,
     "on_train_epoch_end": _EPOCHS,
     "on_train_batch_start": _BATCHES,
-    "on_train_batch_end": _BATCHES,
+    "on_train_batch_end": f"{_BATCHES}; {_AVERAGES}",
     "on_validation_start": "do it in validation_step",
     "on_validation_end": "name it on_validation_epoch_end",
     "on_validation_epoch_start": "do it in validation_step",
@@ -38,7 +39,7 @@ HOOKS = {
     "on_validation_model_eval": "override eval() of the layer",
     "on_validation_model_train": "override train() of the layer",
     "on_validation_model_zero_grad": "leave it out",
-    "on_before_zero_grad": f"{_GRADIENTS}: leave it out",
+    "on_before_zero_grad": f"{_GRADIENTS}: leave it out; {_AVERAGES}",
     "on_before_backward": "change the loss in training_step",
     "on_after_backward": f"{_GRADIENTS}: set gradient.clip, or change the loss in training_step",
     "on_before_optimizer_step": f"{_GRADIENTS}: set gradient.clip, or write an optimizer whose step() does it",
@@ -115,13 +116,12 @@ def of_data(data: Reading, name: str) -> Iterator[str]:
 def of_loaders(holder: Reading, name: str, course: Course) -> Iterator[str]:
     """The sentences about what the source of the loaders shows. The rest is told when they are made."""
     for method in ("train_dataloader", "val_dataloader"):
-        for function in holder.through(method):
-            if several := _several_loaders(function):
-                yield coded(
-                    "lightning.loaders",
-                    f"pipeline.data: {method} of {name} returns {several}; return one torch DataLoader; several data sets are "
-                    "one ConcatDataset, or sources of a mixture (data.mixture)",
-                )
+        if several := next(filter(None, map(_several_loaders, holder.returned(method))), None):
+            yield coded(
+                "lightning.loaders",
+                f"pipeline.data: {method} of {name} returns {several}; return one torch DataLoader; several data sets are "
+                "one ConcatDataset, or sources of a mixture (data.mixture)",
+            )
     calls = [
         node
         for function in holder.through("train_dataloader")
@@ -132,16 +132,13 @@ def of_loaders(holder: Reading, name: str, course: Course) -> Iterator[str]:
         yield from loaders.misfits(visits, course)
 
 
-def _several_loaders(function: ast.FunctionDef) -> str | None:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Return) and node.value is not None:
-            returned = node.value
-            if isinstance(returned, (ast.List, ast.Tuple)) and len(returned.elts) > 1:
-                return f"{len(returned.elts)} loaders"
-            if isinstance(returned, ast.Dict):
-                return "a dict of loaders"
-            if isinstance(returned, ast.Call) and _called(returned) == "CombinedLoader":
-                return "a CombinedLoader"
+def _several_loaders(returned: ast.expr) -> str | None:
+    if isinstance(returned, (ast.List, ast.Tuple)) and len(returned.elts) > 1:
+        return f"{len(returned.elts)} loaders"
+    if isinstance(returned, ast.Dict):
+        return "a dict of loaders"
+    if isinstance(returned, ast.Call) and _called(returned) == "CombinedLoader":
+        return "a CombinedLoader"
     return None
 
 
@@ -187,18 +184,15 @@ def _manual(module: Reading, name: str) -> Iterator[str]:
                     f"pipeline.target: {name} sets automatic_optimization to False; return the loss from training_step "
                     "instead; two optimizers take turns in one (docs/porting.md)",
                 )
-    for function in module.through("configure_optimizers"):
-        for each in ast.walk(function):
-            if isinstance(each, ast.Return) and _several(each.value):
-                yield coded(
-                    "lightning.optimizers",
-                    f"pipeline.target: configure_optimizers of {name} returns several optimizers; return one whose parameter "
-                    "groups are trained in turn (docs/porting.md)",
-                )
-                return
+    if any(map(_several, module.returned("configure_optimizers"))):
+        yield coded(
+            "lightning.optimizers",
+            f"pipeline.target: configure_optimizers of {name} returns several optimizers; return one whose parameter "
+            "groups are trained in turn (docs/porting.md)",
+        )
 
 
-def _several(returned: ast.expr | None) -> bool:
+def _several(returned: ast.expr) -> bool:
     """Whether it says so itself: [a, b] or [a, b], [scheduler]."""
     if not isinstance(returned, (ast.List, ast.Tuple)):
         return False

@@ -7,7 +7,8 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
-FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "torch", "torchmetrics", "builtins")
+_FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "torch", "torchmetrics", "builtins")
+_DEMOS = ("lightning.pytorch.demos.", "pytorch_lightning.demos.")  # modules that people try a tool with
 
 
 class Reading:
@@ -32,12 +33,25 @@ class Reading:
                 waiting += [each.attr for each in uses_of_self(function)]
         return list(found.values())
 
+    def returned(self, name: str) -> Iterator[ast.expr]:
+        """The results of a method, as its source says them: also those of a method on `self` whose result it returns."""
+        found, waiting = set[str](), [name]
+        while waiting:
+            function = self._function(waiting.pop())
+            if function is None or function.name in found:
+                continue
+            found.add(function.name)
+            for result in _returned(function):
+                called = result.func if isinstance(result, ast.Call) else None
+                waiting += [] if called is None else [each.attr for each in uses_of_self(called) if each is called]
+                yield result
+
     def parameters(self, name: str) -> list[str]:
         return list(inspect.signature(getattr(self._kind, name)).parameters)[1:]
 
     def _owner(self, name: str) -> type | None:
         owner = next((kind for kind in self._kind.__mro__ if name in vars(kind)), None)
-        return None if owner is None or owner.__module__.partition(".")[0] in FRAMEWORKS else owner
+        return None if owner is None or is_frameworks(owner.__module__) else owner
 
     def _function(self, name: str) -> ast.FunctionDef | None:
         owner = self._owner(name)
@@ -46,6 +60,20 @@ class Reading:
         except (OSError, TypeError, SyntaxError):
             return None
         return next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None) if tree else None
+
+
+def is_frameworks(module: str) -> bool:
+    """Whether what a module of this name defines is the framework's, and not to be read."""
+    return module.partition(".")[0] in _FRAMEWORKS and not module.startswith(_DEMOS)
+
+
+def _returned(part: ast.AST) -> Iterator[ast.expr]:
+    """Not those of functions within it."""
+    for node in ast.iter_child_nodes(part):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield node.value
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
+            yield from _returned(node)
 
 
 def uses_of_self(function: ast.AST) -> Iterator[ast.Attribute]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from orchestrator.adapters.adapted import Course
 from orchestrator.errors import PipelineRaised
@@ -36,6 +36,10 @@ class Trainer:
         """The `self.log` of the module. The settings say where it is shown and how it is sent."""
         if self.numbers is not None:
             self.numbers.add(name, value, reduce_fx, batch_size)
+
+    def __deepcopy__(self, _: object) -> Self:
+        """A copy of the module is of the same run, and not of its data."""
+        return self
 
     def begin(self, course: Course) -> None:
         self._course = course

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.adapters.adapted import Adapted
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, few
 from orchestrator.numerics import batch_invariance, determinism, inductor
@@ -29,6 +30,9 @@ from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 
 UNFIT = "it could not be tried with what example() gives; write example() or predict() in the pipeline (docs/models.md)"
+UNFIT_MODULE = (
+    "it could not be tried with the first part of a batch; let forward() of the module take that (docs/models.md)"
+)
 _KEYS = 5  # in a sentence
 _TOKENS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 TOO_LARGE = "its trial would take a processor long (docs/models.md)"
@@ -59,10 +63,11 @@ def _tried_eagerly(plan: Plan, workload: PipelineAdapter, flops_per_sample: floa
 
 def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
     """Why `answers` could try nothing after the training; None if it could, or if that is not known. Called before the first
-    step, for pipelines that leave `example` and `predict` as they are. A copy of the model is asked, so the model stays as it
-    is."""
+    step, for pipelines whose user leaves `example` and `predict` as they are. A copy of the model is asked, so the model stays
+    as it is."""
     kind, is_staged = type(workload.pipeline), plan.cluster.members.stages > 1
-    if defines(kind, "example") or defines(kind, "predict") or is_staged:
+    is_users = not issubclass(kind, Adapted) and (defines(kind, "example") or defines(kind, "predict"))
+    if is_users or is_staged:
         return None
     if workload.batches.streams is not None and not workload.held_out:
         return None
@@ -129,7 +134,8 @@ def _with_samples(
                 return _first_taken(pipeline, inputs, lambda rows: trial(partial(pipeline.predict, model), rows))
     except OrchestratorError as error:
         raised = error.message.partition("\n")[0].rstrip(": ")
-        return InvarianceTrial(None, UNFIT, raised if given is None else f"{raised}; it was given {_kind(given)}")
+        why = UNFIT_MODULE if isinstance(pipeline, Adapted) else UNFIT
+        return InvarianceTrial(None, why, raised if given is None else f"{raised}; it was given {_kind(given)}")
 
 
 def _first_taken(pipeline: Pipeline, inputs: Any, trial: Callable[[Any], InvarianceTrial]) -> InvarianceTrial:
