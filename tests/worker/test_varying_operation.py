@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator.errors import Inconsistent
 from orchestrator.worker.admission import varying_operation
@@ -97,6 +98,18 @@ class Outside(p.Small):
         return (model(batch[0]) * strange).square().mean()
 
 
+class Unlabelled(p.Small):
+    """Goes on with a second loader, whose `next` torch's profiler records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = iter(DataLoader(TensorDataset(torch.randn(400, p.FEATURES)), 5, shuffle=True))
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        (others,) = next(self.others)
+        return model(batch[0]).square().mean() + model(others).square().mean()
+
+
 def refusal(kind: type[p.Small], layout: Layout = ONE, **settings: Any) -> Inconsistent:
     with unordered():
         (error,) = members_end(kind, layout, **settings)
@@ -137,6 +150,13 @@ def test_what_comes_from_outside_is_seen_where_it_comes_in() -> None:
     assert error.code == "pipeline.not-repeatable"
     assert "what comes to aten::" in error.message
     assert "in loss: strange = torch.from_numpy(" in error.message
+
+
+def test_what_torchs_profiler_has_of_its_own_is_no_operation_that_varies() -> None:
+    error = refusal(Unlabelled)
+    assert error.code == "pipeline.not-repeatable"
+    assert "profiler::" not in error.message
+    assert "in loss: (others,) = next(self.others)" in error.message
 
 
 @pytest.mark.long

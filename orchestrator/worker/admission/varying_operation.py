@@ -234,6 +234,8 @@ def _bits(value: Any) -> Any:
         return fingerprint(value)
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
+    if isinstance(value, torch.ScriptObject):  # a handle, as of the profiler's record_function, which shows its address
+        return type(value).__name__
     return repr(value)
 
 
