@@ -204,7 +204,7 @@ def _several(returned: ast.expr) -> bool:
 
 def _uses(module: Reading, name: str) -> Iterator[str]:
     told = set()
-    for function in module.through("training_step", "validation_step", "on_validation_epoch_end"):
+    for function in module.through("training_step", "validation_step", "on_validation_epoch_end", "forward"):
         for used in uses_of_self(function):
             if used.attr in _USES and not module.overrides(used.attr) and used.attr not in told:
                 told.add(used.attr)

@@ -66,8 +66,9 @@ def unfit(plan: Plan, workload: PipelineAdapter) -> dict[str, Any] | None:
     step, for pipelines whose user leaves `example` and `predict` as they are. A copy of the model is asked, so the model stays
     as it is."""
     kind, is_staged = type(workload.pipeline), plan.cluster.members.stages > 1
-    is_users = not issubclass(kind, Adapted) and (defines(kind, "example") or defines(kind, "predict"))
-    if is_users or is_staged:
+    if is_staged or any(
+        not getattr(kind, name).__module__.startswith("orchestrator.") for name in ("example", "predict")
+    ):
         return None
     if workload.batches.streams is not None and not workload.held_out:
         return None
