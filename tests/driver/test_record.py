@@ -136,6 +136,29 @@ def test_the_card_names_the_version_that_its_run_has_registered(tmp_path: Path, 
     assert (f'load_model("{named}")' in card, f"initial={named}" in card, "@newest" in card) == (True, True, False)
 
 
+def test_other_bits_than_a_run_began_with_are_told_where_it_is_resumed(tmp_path: Path) -> None:
+    """On another processor, say: then nobody can repeat it."""
+    began = {"reference": "r", "machine": {"CPU": "c", "instruction set": "AVX512"}}
+    elsewhere = {"reference": "s", "machine": {"CPU": "c", "instruction set": "AVX2"}}
+    records = [
+        record_of(tmp_path, "a", *words)[0]
+        for words in ([], [], ["cluster.stages=2", "cluster.workers=2"], ["strict=true"])
+    ]
+    first, resumed, staged, strict = records
+    assert [each.other_bits(began) for each in (first, resumed)] == [None, None]
+    told = resumed.other_bits(elsewhere)
+    assert told is not None
+    assert told.endswith("began with (instruction set AVX512 then and AVX2 now)")
+    assert resumed.other_bits({**elsewhere, "reference": ""}) is None  # of live streams, which are not computed before
+    assert staged.other_bits(elsewhere) is None  # computed in another way
+    assert strict.goes_on_with_other_bits(told) is not None
+    assert (strict.obstacles, resumed.goes_on_with_other_bits(told)) == ([], None)
+    assert (resumed.obstacles, json.loads(resumed.files.code.read_text())["obstacles"]) == ([told], [told])
+    for record in records:
+        record.journal.close()
+        record.trace.close()
+
+
 def test_a_resumed_run_is_refused_where_its_workers_have_other_data(tmp_path: Path) -> None:
     """In another order of samples some would be lost, and others repeated."""
     agreed = {"samples": 100, "evaluation_batches": 2, "files": "f", "steps": 5}

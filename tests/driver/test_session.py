@@ -203,6 +203,7 @@ def play(
         origin=None,
         needed_at_once=lambda _: list(needed),
         other_data=lambda _: None,
+        other_bits=lambda _: None,
         needed_by_a_spare=lambda _: spare,
         describe=lambda *_: (["of a node"], ["of new code"]),
     )

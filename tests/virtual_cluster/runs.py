@@ -207,7 +207,7 @@ class Run:
             record.seals, record.has_failover, record.upload = lambda _: {}, False, _nothing
             record.files, record.describe = SimpleNamespace(artifacts=list, sync=_nothing), lambda *_: ([], [])
             record.restored, record.was_read = lambda: False, lambda _: ([], [])
-            record.other_data = lambda _: None
+            record.other_data = record.other_bits = lambda _: None
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, Audience(progress))
             saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep))

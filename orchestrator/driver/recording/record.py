@@ -250,6 +250,40 @@ class Record:
             code="resume.other-data",
         )
 
+    def other_bits(self, run_manifest: Mapping[str, Any]) -> str | None:
+        """How the bits of a resumed run's workers are others than those it began with, in words; None where they are not, or it
+        is not known. The first workers are recorded."""
+        reference, machine = run_manifest.get("reference"), run_manifest.get("machine", {})
+        if self._settings.is_private or not reference:  # it follows from samples that are secret; or there is none
+            return None
+        plan, recorded = self._plan, read_json(self.files.data)
+        kind = "stages" if plan.cluster.members.stages > 1 else "sites" if plan.data.sites else "whole"
+        known = recorded.get("computed_first", {})
+        then = known.get(kind)
+        if then is None:
+            first = {"reference": reference, "machine": machine}
+            write_json(self.files.data, {**recorded, "computed_first": {**known, kind: first}})
+        if then is None or then["reference"] == reference:
+            return None
+        was = then["machine"]
+        apart = [f"{key} {was.get(key)} then and {machine[key]} now" for key in machine if machine[key] != was.get(key)]
+        why = "; ".join(apart) or "on like machines"
+        return f"workers compute other bits from the first micro-batch than those that the run began with ({why})"
+
+    def goes_on_with_other_bits(self, what: str) -> NotRerunnable | None:
+        """Record it as an obstacle to a rerun; why a strict run may not go on so, instead."""
+        if self._settings.strict:
+            return NotRerunnable(
+                f"strict: this run could not be repeated exactly: {what}",
+                "go on with it where it began, or with strict=false",
+                code="resume.other-bits",
+            )
+        self.obstacles.append(what)
+        if what not in self._code.get("obstacles", []):
+            self._code["obstacles"] = [*self._code.get("obstacles", []), what]
+            write_json(self.files.code, self._code)
+        return None
+
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
         """Record what the user's code has read in a process of a worker. Returns the obstacles to a rerun and the notes that
         are new."""

@@ -129,8 +129,14 @@ class EventSink:
             )
 
     def other_data(self, run_manifest: Mapping[str, Any]) -> NotRerunnable | None:
-        """Why the run may not go on with the data that its workers have."""
-        return self._record.other_data(run_manifest)
+        """Why the run may not go on with the data that its workers have, or under strict with the bits that they compute. Other
+        bits are told."""
+        refused = self._record.other_data(run_manifest)
+        if refused is None and (other := self._record.other_bits(run_manifest)) is not None:
+            refused = self._record.goes_on_with_other_bits(other)
+            if refused is None:
+                self._progress.say(f"warning: {other}: nobody can repeat it exactly")
+        return refused
 
     def crowded(self, generation: Generation, cards: Mapping[int, CardMemory]) -> ConfigurationError | None:
         """Say it if members of the first generation, and spares, hardly fit on the GPUs that they share. Returns why they do
