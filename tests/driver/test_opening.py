@@ -69,8 +69,8 @@ def test_a_run_whose_settings_a_full_disk_did_not_take_is_no_run_to_go_on_with(
     write_text = Path.write_text
 
     def full(file: Path, text: str, **given: Any) -> int:
-        write_text(file, text[: 0 if file.name == "settings.yaml" else None], **given)
-        if file.name == "settings.yaml":
+        write_text(file, text[: 0 if file.stem == "settings" else None], **given)
+        if file.stem == "settings":
             raise OSError(errno.ENOSPC, "No space left on device")
         return len(text)
 
@@ -100,3 +100,6 @@ def test_code_that_a_full_disk_does_not_take_is_told_and_refused_where_that_is_s
     with refused("rerun.code-not-kept", "the code is not recorded"):
         opened(project, "strict=true")
     assert [past.status for past in Store(None, project_folder(project)).past()] == ["FAILED", "FAILED"]
+    # Its driver may also have been killed in that moment.
+    with refused("record.no-code", "ended before its code was recorded, and before its first step"):
+        resume("last", [], None)

@@ -86,6 +86,7 @@ def resume(
     trust.require_own(past, trusted, "a resume", lambda: trust.examine(recorded, overrides))
     with recorded.files.leased():
         recorded.require_readable()
+        recorded.require_begun()
         settings = recorded.settings(overrides)
         _check_filed(recorded.held, settings)
         secret = private.of_record(settings, recorded.files, past.run_id)

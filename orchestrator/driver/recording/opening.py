@@ -56,10 +56,12 @@ def open_record(
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
+    unfinished = files.settings.with_suffix(".unfinished")
     try:
-        files.settings.write_text(to_yaml(settings, public=True), encoding="utf-8")
+        unfinished.write_text(to_yaml(settings, public=True), encoding="utf-8")
+        unfinished.rename(files.settings)  # a part of it would be read as the whole
     except OSError as error:
-        files.settings.unlink(missing_ok=True)  # what there is of it would be read as the whole
+        unfinished.unlink(missing_ok=True)
         _give_up(tracker, files)
         raise ConfigurationError(
             [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk", code="record.unwritable"

@@ -142,6 +142,16 @@ class Recorded:
         for file in (files.environment, files.code, files.data, files.input_audit, files.identity, files.privacy):
             _read(file)
 
+    def require_begun(self) -> None:
+        """Raises NotRerunnable for a run that ended before its code was kept: nothing was computed, and whoever went on with it
+        would have a run that cannot be repeated."""
+        if not self.files.trace.exists() and not self.files.journal.exists():
+            raise NotRerunnable(
+                f"run {self.past.run_id} ({self.past.status}) ended before its code was recorded, and before its first step",
+                "launch it again",
+                code="record.no-code",
+            )
+
     @contextmanager
     def readable(self) -> Iterator[None]:
         """Within, plain data of another form than a launch writes are a NotRerunnable: a record may be made by hand."""
