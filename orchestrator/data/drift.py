@@ -27,6 +27,7 @@ LABELS = "labels"
 _TENTHS = np.arange(1, 10) / 10
 _LEAST_SHARE = 1e-4  # so that a logarithm exists where one side has nothing
 _NAMED = 3
+_LINES = 2 * _NAMED  # of a kind, in a sentence on all
 
 Profile = Mapping[str, Any]
 
@@ -83,11 +84,16 @@ class Drift:
                 f"; the largest PSI is {self.shifts[0].psi:.2g}, of {self.shifts[0].column}" if self.shifts else ""
             )
             return f"the data are distributed alike in {len(self.shifts)} columns{largest}"
-        gone = [f"{column} is gone" for column in self.only_a]
-        new = [f"{column} is new" for column in self.only_b]
-        found = [shift.text for shift in self.drifted]
-        lines = [*found[: _NAMED * 2], *([f"and {len(found) - 2 * _NAMED} more"] if found[2 * _NAMED :] else [])]
-        return "the data have drifted:" + "".join(f"\n  {line}" for line in [*lines, *gone, *new])
+        shifted = _listed([shift.text for shift in self.drifted], "and {} more")
+        gone = _listed([f"{column} is gone" for column in self.only_a], "and {} more are gone")
+        new = _listed([f"{column} is new" for column in self.only_b], "and {} more are new")
+        return "the data have drifted:" + "".join(f"\n  {line}" for line in [*shifted, *gone, *new])
+
+
+def _listed(lines: Sequence[str], others: str) -> list[str]:
+    """The first of them, and how many others there are."""
+    rest = len(lines) - _LINES
+    return [*lines[:_LINES], *([others.format(rest)] if rest > 0 else [])]
 
 
 def compare(a: Profile, b: Profile) -> Drift | None:

@@ -106,6 +106,14 @@ def test_columns_come_and_go() -> None:
     assert (found.only_a, found.only_b, found.is_any) == (("b",), ("c",), True)
 
 
+def test_of_many_columns_a_few_are_told() -> None:
+    before, after = ({f"{name}{number}": 1.0 for number in range(40)} for name in "ab")
+    found = drift.compare(profile([{"same": 1.0, **before}]), profile([{"same": 1.0, **after}]))
+    assert found is not None
+    assert found.text.splitlines()[6:8] == ["  a13 is gone", "  and 34 more are gone"]
+    assert len(found.text.splitlines()) == 15
+
+
 def test_an_old_profile_tells_nothing() -> None:
     assert drift.compare({"length": 3}, profile([1.0])) is None
 

@@ -83,7 +83,10 @@ class Model(Pipeline):
         return batch if is_own or not isinstance(batch, Mapping) else batch_facts.noted(batch)
 
     def example(self, batch: Any) -> Any:
-        return super().example(batch_facts.plain(batch))
+        """Without the labels of the model's class, such as the places where answers to questions begin and end."""
+        found = super().example(batch_facts.plain(batch))
+        known = self._label_names if isinstance(found, Mapping) else ()
+        return {key: part for key, part in found.items() if key not in known} if known else found
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
         """With the number of labels that count as its weight, where the loss is a mean over these."""

@@ -119,6 +119,14 @@ def test_transformers_does_not_look_at_the_mask_of_a_batch(model: dict[str, Any]
     assert not torch.equal(told, other)
 
 
+def test_the_labels_of_a_class_are_no_part_of_what_it_is_asked() -> None:
+    pipeline = Trainable(**{**CAUSAL, "model": {**tiny.TAGGER, "class": "BertForQuestionAnswering"}})
+    places = {"start_positions": 1, "end_positions": 2}
+    batch = pipeline.collate([{"input_ids": [1, 2, 3], **places}, {"input_ids": [3, 2, 1], **places}])
+    assert set(batch) > set(places)
+    assert list(pipeline.example(batch)) == ["input_ids"]
+
+
 def loss_of(pipeline: Trainable, model: torch.nn.Module, batch: Any) -> torch.Tensor:
     found: Any = pipeline.loss(model, batch)
     loss: torch.Tensor = found[0] if isinstance(found, tuple) else found
