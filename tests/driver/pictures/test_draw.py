@@ -88,6 +88,13 @@ def test_names_are_drawn_as_they_are(tmp_path: Path, name: str) -> None:
     assert {"loss.png", "partition.png", "drift.png"} <= {file.name for file in tmp_path.iterdir()}
 
 
+def test_a_column_may_have_the_name_of_the_labels(tmp_path: Path) -> None:
+    """As in data of Hugging Face, of one number for each sample."""
+    before, after = ({"columns": {LABELS: {"values": [0, 1], "counts": [1, n]}}} for n in (1, 2))
+    drift = Drift((Shift(LABELS, 0.5, 0.5, 0.0, True, ""),))
+    assert draw_drift(tmp_path / "drift.png", drift, (before, after), ("a", "b")) is None
+
+
 @pytest.mark.parametrize("labels", thinned([3, 20], 2))
 def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) -> None:
     table = {"labels": [str(label) for label in range(labels)], "counts": [[client] * labels for client in range(5)]}

@@ -31,9 +31,10 @@ def draw(path: Path, drift: Drift, profiles: tuple[Profile, Profile], names: tup
         layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1),
     )
     short = [name[:8] for name in names]
+    has_classes = all("classes" in each for each in profiles)  # or a column has the name of labels
     for number, shift in enumerate(shown):
         axes = figure.add_subplot(rows, min(_ACROSS, len(shown)), number + 1)
-        if shift.column == LABELS:
+        if shift.column == LABELS and has_classes:
             labels = _labels(axes, profiles, short)
             finish(axes, "share")
             if len(labels) <= _NAMED:
