@@ -238,6 +238,21 @@ def differing(audit: InputAudit, present: Mapping[str, str]) -> tuple[list[str],
     return set_again, other
 
 
+def variables_apart(audit: InputAudit, present: Mapping[str, str], declared: Collection[str]) -> list[str]:
+    """A sentence for each variable that has another value where a run goes on than where it began. declared: those that are set
+    again."""
+    set_again, other = differing(audit, present)
+    apart = [name for name, value in settable(audit).items() if present.get(name) != value]
+    told = [
+        sentence
+        if name in declared
+        else f"{name} was {_shown(audit.variables[name])} when the run began, and the pipeline "
+        f"read it; here it is {_shown([recorded(name, present.get(name))])}"
+        for name, sentence in zip(apart, set_again, strict=True)
+    ]
+    return [*told, *other]
+
+
 def sentences(audit: InputAudit) -> dict[str, str]:
     """For a table: what was read, by name."""
     rows = {name: _of_file(file) for name, file in audit.files.items()}

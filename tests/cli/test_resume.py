@@ -71,6 +71,7 @@ def test_a_process_that_lives_on_may_be_asked_again_after_a_wrong_override(
     files = RunFolder(store.folder, tracker.run_id)
     files.settings.write_text(to_yaml(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [])))
     files.data.write_text('{"inputs": []}')
+    files.trace.touch()
     for _ in range(2):
         with refused("settings.no-such-key", "run.stepps"):
             resume(tracker.run_id, ["run.stepps=9"], None)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.config.settings import load, origins
 from orchestrator.driver.folders import project_folder
-from orchestrator.driver.launch.resume import resume
+from orchestrator.driver.launch.resume import resume, variables_again
 from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.recording.opening import another_name, name_in_store, open_record
 from orchestrator.driver.recording.record import Record
 from orchestrator.provenance.code import snapshot, worktree
 from orchestrator.provenance.tracking import Store
+from orchestrator.records.input_audit import InputAudit
 from tests.provenance.code.repositories import create
 from tests.refusals import refused
 
@@ -52,6 +55,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = create(tmp_path / "p", {"a.py": "1"})
     monkeypatch.chdir(made)
     return made
+
+
+def test_declared_variables_are_as_they_were_while_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had the bits of the shell in which its resume was typed."""
+    monkeypatch.setenv("SCALE", "3")
+    monkeypatch.setenv("PLACE", "/b")
+    said: list[str] = []
+    recorded: Any = SimpleNamespace(input_audit=InputAudit(variables={"SCALE": ("2",), "PLACE": ("/a",)}))
+    display: Any = SimpleNamespace(say=said.append)
+    with variables_again(recorded, load([CONF], ["environment.variables=[SCALE]"]), display):
+        assert (os.environ["SCALE"], os.environ["PLACE"]) == ("2", "/b")
+    assert (os.environ["SCALE"], len(said)) == ("3", 2)
 
 
 def opened(project: Path, *given: str) -> Record:

@@ -55,6 +55,14 @@ def test_a_rerun_says_which_variables_are_others_here() -> None:
     assert other == ["SERVICE_TOKEN has another value here, and its recorded one was masked; set it as it was"]
 
 
+def test_a_resume_says_which_variables_are_set_again_and_which_differ() -> None:
+    found = InputAudit(variables={"SCALE": ("2",), "PLACE": ("/a",), "MODE": (None,)})
+    assert input_audit.variables_apart(found, {"SCALE": "3", "PLACE": "/b"}, ["SCALE"]) == [
+        "SCALE is set to 2 as recorded; here it is 3",
+        "PLACE was /a when the run began, and the pipeline read it; here it is /b",
+    ]
+
+
 def test_values_that_differ_between_workers_are_an_obstacle_and_not_set() -> None:
     both = InputAudit(variables={"SCALE": ("1",)}) | InputAudit(variables={"SCALE": ("2",)})
     assert input_audit.settable(both) == {}

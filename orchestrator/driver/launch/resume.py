@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from orchestrator.provenance.code import changes, worktree
 from orchestrator.provenance.data import hashing
 from orchestrator.provenance.tracking import Past, Store
 from orchestrator.records import hash_seal, lines, trace
+from orchestrator.records.input_audit import settable, variables_apart
 from orchestrator.worker.model import snapshot
 
 _NAMED = 5  # changed files in a message
@@ -90,12 +91,14 @@ def resume(
         settings = recorded.settings(overrides)
         _check_filed(recorded.held, settings)
         secret = private.of_record(settings, recorded.files, past.run_id)
-        with recorded_project(recorded, project, folder, display) as place:
+        # Trials of a sweep share one process, whose Ray has been started.
+        again = nullcontext() if beside is not None else variables_again(recorded, settings, display)
+        with again, recorded_project(recorded, project, folder, display) as place:
             settings = begin.all_pinned(settings, place, trusted=trusted)
             provenance = checks.check(settings, place)  # most of its notes are on what a launch is about to record
             plan, notes = resolve(settings), tuple(provenance.of_cards)
             run_start = beginning_of(plan, recorded.files, display.say)
-            posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
+            posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
             with (
                 posted as pending_signal,
                 supervised(settings, typed, pending_signal, project) as supervision,
@@ -150,6 +153,30 @@ def _check_filed(before: Settings, after: Settings) -> None:
             "leave it out; another name can be given in MLflow",
             code="resume.filed",
         )
+
+
+@contextmanager
+def variables_again(recorded: Recorded, settings: Settings, display: ProgressDisplay) -> Iterator[None]:
+    """Within, the declared variables are as they were when the run began. Others that the pipeline read may be of the place,
+    such as a job's own folder: they stay, and those that differ are told."""
+    declared = settings.environment.variables
+    again = {name: value for name, value in settable(recorded.input_audit).items() if name in declared}
+    for sentence in variables_apart(recorded.input_audit, os.environ, declared):
+        display.say(f"note: {sentence}")
+    before = {name: os.environ.get(name) for name in again}
+    _set_variables(again)
+    try:
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    """None: it is not set."""
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @contextmanager
