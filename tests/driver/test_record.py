@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from orchestrator.config.settings import load
-from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.folders import RunFolder, write_json
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import OutOfDeviceMemory, RunFailed, from_dict
@@ -134,6 +134,26 @@ def test_the_card_names_the_version_that_its_run_has_registered(tmp_path: Path, 
     named = "models:/m/3" if trouble is None else "runs:/1/trained"
     card = record.files.card.read_text()
     assert (f'load_model("{named}")' in card, f"initial={named}" in card, "@newest" in card) == (True, True, False)
+
+
+def test_other_packages_and_modules_than_a_run_began_with_are_told_where_it_goes_on(tmp_path: Path) -> None:
+    """Bits of the first micro-batch show nothing of an optimizer that was installed anew."""
+    records = [record_of(tmp_path, "a")[0] for _ in range(2)]
+    newer = {**ENVIRONMENT, "packages": {"adam": "2"}}
+    records[0].describe("n", ENVIRONMENT, [MODULE])
+    assert records[0].describe("another node", newer, [MODULE]) == ([], [])
+    write_json(records[0].files.environment, {"nodes": {"n": ENVIRONMENT}})
+    records += [record_of(tmp_path, "a")[0] for _ in range(2)]
+    assert records[2].describe("m", ENVIRONMENT, [MODULE]) == ([], [])
+    told = "it goes on with other code or packages than it began with: "
+    package = f"{told}package adam: none -> 2"
+    assert records[3].describe("o", newer, [MODULE]) == ([package], [])
+    changed, _ = records[3].describe("o", ENVIRONMENT, [{**MODULE, "sha256": "2"}])
+    assert changed == [f"{told}code module a: 1 -> 2"]
+    assert json.loads(records[3].files.code.read_text())["obstacles"][-2:] == [package, *changed]
+    for record in records:
+        record.journal.close()
+        record.trace.close()
 
 
 def test_other_bits_than_a_run_began_with_are_told_where_it_is_resumed(tmp_path: Path) -> None:

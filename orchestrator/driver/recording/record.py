@@ -50,7 +50,7 @@ from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
 from orchestrator.provenance.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
 from orchestrator.records import barriers, files_read, identity, input_audit, lines, merkle, times, trace
-from orchestrator.records.comparison import LISTING
+from orchestrator.records.comparison import LISTING, Run, compare
 from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.lines import LineFile
@@ -124,6 +124,7 @@ class Record:
         self.served_told: str | None = None
         self._work = contents.work
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
+        self._nodes_before = dict(self._nodes)  # of earlier drivers
         self._code = read_json(files.code)
         self.logger_feed = logger_feed
         self._input_audit = input_audit.from_dict(read_json(files.input_audit))
@@ -278,10 +279,7 @@ class Record:
                 "go on with it where it began, or with strict=false",
                 code="resume.other-bits",
             )
-        self.obstacles.append(what)
-        if what not in self._code.get("obstacles", []):
-            self._code["obstacles"] = [*self._code.get("obstacles", []), what]
-            write_json(self.files.code, self._code)
+        self._keep_obstacle(what)
         return None
 
     def was_read(self, audit: InputAudit) -> tuple[list[str], list[str]]:
@@ -316,26 +314,47 @@ class Record:
         first = not self._nodes
         self._nodes[node] = dict(environment) if self._work is None else lock.placed(environment, str(self._work.root))
         write_json(self.files.environment, {"nodes": self._nodes})
-        if not first:
+        if not first and not self._nodes_before:
             return [], []
+        judged = imported.judge([imported.from_dict(module) for module in modules], self._work, imported.ORCHESTRATOR)
+        named = {
+            each.module.name: {"kind": each.kind, "sha256": each.module.sha256, "path": each.path}
+            for each in judged.findings
+            if each.module.name.split(".")[0] not in imported.ORCHESTRATOR
+        }
+        if not first:
+            apart = self._apart_from_before(self._nodes[node], named)
+            for what in apart:
+                self._keep_obstacle(what)
+            return apart, []
         packages = environment["packages"]
         chosen = {f"package.{name}": packages[name] for name in ("torch", "ray", "numpy") if name in packages}
         for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
             self.tracker.tag(key, value)
-        judged = imported.judge([imported.from_dict(module) for module in modules], self._work, imported.ORCHESTRATOR)
-        found = {
-            "search_path": list(judged.search_path),
-            "modules": {
-                each.module.name: {"kind": each.kind, "sha256": each.module.sha256, "path": each.path}
-                for each in judged.findings
-                if each.module.name.split(".")[0] not in imported.ORCHESTRATOR
-            },
-            "obstacles": [*self._code.get("obstacles", []), *judged.obstacles],
-        }
-        self._code.update(found)
+        obstacles = [*self._code.get("obstacles", []), *judged.obstacles]
+        self._code.update({"search_path": list(judged.search_path), "modules": named, "obstacles": obstacles})
         write_json(self.files.code, self._code)
         self.obstacles += judged.obstacles
         return list(judged.obstacles), imported.unused(judged, self._work)
+
+    def _apart_from_before(self, node: Mapping[str, Any], modules: Mapping[str, Any]) -> list[str]:
+        """How a node on which a run goes on differs from each on which it was before, as an obstacle to a rerun; none where it
+        is like one of them."""
+        now: Run = {"environments": [node], "modules": modules}
+        known = self._code.get("modules", {})
+        befores: list[Run] = [{"environments": [each], "modules": known} for each in self._nodes_before.values()]
+        apart = [compare(before, now).inputs(check_environment=True) for before in befores]
+        least = min(apart, key=len, default=[])
+        return (
+            [f"it goes on with other code or packages than it began with: {errors.few(least, _SHOWN)}"] if least else []
+        )
+
+    def _keep_obstacle(self, what: str) -> None:
+        """To an exact rerun; it is of the run, also where that goes on."""
+        self.obstacles.append(what)
+        if what not in self._code.get("obstacles", []):
+            self._code["obstacles"] = [*self._code.get("obstacles", []), what]
+            write_json(self.files.code, self._code)
 
     @property
     def data(self) -> dict[str, str]:
