@@ -43,7 +43,7 @@ class DescribedModel:
         if self.folder is not None:
             return self.kind.from_pretrained(self.folder, local_files_only=True, dtype=torch.float32, **self._options)
         config = self.configuration()
-        return self.kind.from_config(config) if _is_auto(self.kind) else self.kind(config)
+        return self.kind.from_config(config, dtype=torch.float32) if _is_auto(self.kind) else self.kind(config)
 
     def configuration(self) -> Any:
         """The configuration object of the model."""

@@ -138,7 +138,12 @@ def _refuse_tensors(model: torch.nn.Module) -> None:
             )
         if kind == "parameter" and tensor.dtype != torch.float32:
             raise PipelineRaised(
-                f"parameter {name!r} is {tensor.dtype}", "parameters have to be torch.float32", code="model.dtype"
+                f"parameter {name!r} is {tensor.dtype}",
+                "keep its torch.view_as_real as the parameter, and take torch.view_as_complex of that in forward()"
+                if tensor.is_complex()
+                else "parameters have to be torch.float32: have model() return model.float(), or give from_pretrained() "
+                "dtype=torch.float32; run.precision=bfloat16 computes in bfloat16",
+                code="model.dtype",
             )
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise PipelineRaised(

@@ -316,9 +316,12 @@ def test_what_does_not_fit_is_refused_by_its_name(code: str, named: str, given: 
 
 
 def test_an_auto_class_is_the_one_behind_it() -> None:
-    given = {"class": "AutoModelForTokenClassification", "config": {**tiny.TAGGER["config"], "model_type": "bert"}}
+    options = {**tiny.TAGGER["config"], "model_type": "bert", "dtype": "bfloat16"}  # of published weights
+    given = {"class": "AutoModelForTokenClassification", "config": options}
     pipeline = Model(given, f"{MODULE}:sentences")
-    assert type(pipeline.model()).__name__ == "BertForTokenClassification"
+    made = pipeline.model()
+    assert type(made).__name__ == "BertForTokenClassification"
+    assert {each.dtype for each in made.parameters()} == {torch.float32}
     assert "number" not in pipeline.collate(tiny.sentences()[0][:1])
 
 
