@@ -404,11 +404,16 @@ def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str,
         )
 
 
+def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step is known: its class is of the table, and no hook of the user's stands around it."""
+    return type(optimizer) in OPTIMIZERS.values() and not is_watched(optimizer)
+
+
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
     """The state that a class other than torch's, or a hook, keeps where no checkpoint finds it. A key says in words where that
     is, and its bytes change when the state does. The model is left out, which is saved as a whole."""
     is_torchs = type(optimizer) in OPTIMIZERS.values()
-    if is_torchs and not is_watched(optimizer):
+    if is_of_torch(optimizer):
         return {}
     base: Any = next((kind for kind in CLASSES if isinstance(optimizer, kind)), None)
     groups = optimizer.param_groups
@@ -455,7 +460,7 @@ def _is_variable(value: Any) -> bool:
 def model_marks(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, object]:
     """Marks of buffers, of which parameters are frozen, and of attributes of layers, by what it means that a mark differs after
     a step: no other worker would hear of it. Nothing for torch's classes, which change none of them."""
-    if type(optimizer) in OPTIMIZERS.values() and not is_watched(optimizer):
+    if is_of_torch(optimizer):
         return {}
     buffers: dict[str, object] = {
         f"changed the buffer {name!r}": buffer._version for name, buffer in model.named_buffers()

@@ -64,6 +64,7 @@ from orchestrator.worker.step.local_steps import LocalSteps
 from orchestrator.worker.step.local_trainer import LocalTrainer
 from orchestrator.worker.step.lockstep import Lockstep, StepContents
 from orchestrator.worker.step.second_computation import SecondComputation
+from orchestrator.worker.step.second_update import SecondUpdate
 from orchestrator.worker.step.shard_gradients import ShardGradients
 from orchestrator.worker.step.step_graphs import StepGraphs
 from orchestrator.worker.step.summation import CompressedSum, DirectSum, Summation, first_residuals
@@ -213,6 +214,8 @@ class LockstepStrategy(_WholeModel):
                 gradients, replica, updater, self._summation, host_transfer, context.services, checks_of(plan)
             )
             self._trainer.step_graphs = self._step_graphs(context, gradients)
+            if plan.update.local is None:
+                self._trainer.second_update = SecondUpdate(context.workload, replica, updater)
         keeps, summation = gradients.keeps_state, self._summation
         self.model_state = ReplicaState(
             replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation

@@ -12,8 +12,7 @@ import torch
 from orchestrator.errors import PipelineRaised, RunFailed
 from orchestrator.numerics import streams
 from orchestrator.optim import optimizers
-from orchestrator.optim.by_element import is_watched
-from orchestrator.optim.optimizers import OPTIMIZERS, kept_aside
+from orchestrator.optim.optimizers import kept_aside
 from orchestrator.pipeline import naming
 from orchestrator.worker.model import snapshot
 
@@ -88,7 +87,7 @@ def refuse_unfit(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed:
     closure."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     size = sum(parameter.numel() for parameter in trained)
-    if size > _MOST_TRIED or (type(optimizer) in OPTIMIZERS.values() and not is_watched(optimizer)):
+    if size > _MOST_TRIED or optimizers.is_of_torch(optimizer):
         return
     gradients = torch.empty(size)
     parts = torch.split(gradients, [parameter.numel() for parameter in trained])

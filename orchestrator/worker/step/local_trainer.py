@@ -28,6 +28,7 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
 from orchestrator.worker.step.checking import EMPTY_SHARD, FAILED, NEVER, Checks, answer_of
 from orchestrator.worker.step.contribution import Contributing, Contribution
+from orchestrator.worker.step.second_update import SecondUpdate
 from orchestrator.worker.step.step_graphs import Read, StepGraphs
 from orchestrator.worker.step.summation import Summation
 from orchestrator.worker.step.tally import Tally
@@ -52,6 +53,7 @@ class LocalTrainer:
     ) -> None:
         self._checks = checks
         self.step_graphs: StepGraphs | None = None  # where steps are replayed as one
+        self.second_update: SecondUpdate | None = None  # where updates are tried behind another micro-batch
         self._gradients = gradients
         self._replica = replica
         self._updater = updater
@@ -195,7 +197,14 @@ class LocalTrainer:
         self._host_transfer.back()
         agreed = self._agreed(consensus)
         result = self._summation.result
-        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._joined, result)
+
+        def update() -> None:
+            self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._joined, result)
+
+        if self.second_update is None:
+            update()
+        else:
+            self.second_update.apply(state.steps, self._shards, update)
         self._summation.commit()
         self._gradients.states.commit()
         if self._consumer is not None:
