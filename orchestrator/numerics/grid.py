@@ -16,6 +16,7 @@ Source: pre-rounding, Demmel and Nguyen, "Fast Reproducible Floating-Point Summa
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ABSENT = -1  # magnitude of a tensor to which no shard contributes
@@ -37,13 +38,20 @@ def magnitude_of(bits: int) -> float:
 
 def needed_exponent(magnitude: int, shards: int) -> int | None:
     """The finest exponent on which `shards` contributions of this magnitude add exactly; None when there is nothing to add."""
-    if magnitude >= INFINITE:
-        raise ValueError(f"a magnitude of {magnitude:#x} is not finite")
-    if magnitude <= 0:
-        return None
-    biased = magnitude >> 52
-    exponent = biased - 1022 if biased else magnitude.bit_length() - 1074  # as math.frexp says
-    return exponent + max(2, (shards - 1).bit_length()) - 53
+    return needed_exponents([magnitude], shards)[0]
+
+
+def needed_exponents(magnitudes: Sequence[int], shards: int) -> list[int | None]:
+    """As `needed_exponent`, of each tensor: a call for each would cost more than all else."""
+    largest = max(magnitudes, default=ABSENT)
+    if largest >= INFINITE:
+        raise ValueError(f"a magnitude of {largest:#x} is not finite")
+    more = max(2, (shards - 1).bit_length()) - 53
+    # A biased exponent, or for a subnormal number what one would be, gives the exponent of math.frexp.
+    return [
+        None if magnitude <= 0 else (magnitude >> 52 or magnitude.bit_length() - 52) - 1022 + more
+        for magnitude in magnitudes
+    ]
 
 
 @dataclass(frozen=True)
@@ -59,27 +67,25 @@ class Grid:
 
     def misfits(self, magnitudes: list[int]) -> list[int]:
         """The tensors whose agreed magnitudes do not fit; empty when the step can go on."""
-        return [i for i, magnitude in enumerate(magnitudes) if not self._fits(self.exponents[i], magnitude)]
+        pairs = zip(needed_exponents(magnitudes, self.shards), self.exponents, strict=True)
+        return [
+            i
+            for i, (needed, exponent) in enumerate(pairs)
+            if needed is not None and (exponent is None or not needed <= exponent <= needed + SLACK)
+        ]
 
     def refit(self, magnitudes: list[int]) -> Grid:
         """The grid for the next attempt of the same step."""
-        return self._with({i: self._fresh(magnitudes[i]) for i in self.misfits(magnitudes)})
+        misfits, exponents = self.misfits(magnitudes), list(self.exponents)
+        for i, needed in zip(misfits, needed_exponents([magnitudes[i] for i in misfits], self.shards), strict=True):
+            exponents[i] = None if needed is None else needed + HEADROOM
+        return Grid(tuple(exponents), self.shards)
 
     def committed(self, magnitudes: list[int]) -> Grid:
         """The grid for the next step, once a step with these magnitudes is committed."""
-        return self._with({i: self._settled(i, magnitude) for i, magnitude in enumerate(magnitudes)})
-
-    def _fits(self, exponent: int | None, magnitude: int) -> bool:
-        needed = needed_exponent(magnitude, self.shards)
-        return needed is None or (exponent is not None and needed <= exponent <= needed + SLACK)
-
-    def _fresh(self, magnitude: int) -> int | None:
-        needed = needed_exponent(magnitude, self.shards)
-        return None if needed is None else needed + HEADROOM
-
-    def _settled(self, i: int, magnitude: int) -> int | None:
-        exponent, fresh = self.exponents[i], self._fresh(magnitude)
-        return exponent if exponent is None or fresh is None else max(fresh, exponent - 1)
-
-    def _with(self, changes: dict[int, int | None]) -> Grid:
-        return Grid(tuple(changes.get(i, exponent) for i, exponent in enumerate(self.exponents)), self.shards)
+        pairs = zip(needed_exponents(magnitudes, self.shards), self.exponents, strict=True)
+        settled = [
+            exponent if needed is None or exponent is None else max(needed + HEADROOM, exponent - 1)
+            for needed, exponent in pairs
+        ]
+        return Grid(tuple(settled), self.shards)

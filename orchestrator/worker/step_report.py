@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 
 from orchestrator.numerics.grid import ABSENT
@@ -34,7 +34,6 @@ from orchestrator.worker.member.heartbeat import Halt
 
 _WORD_BYTES = 7  # of a word, so that none is negative
 _HEAD = 5  # elements: failing shard, evaluate, halt, save, busy
-_INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
 UNKNOWN = -1
 EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
 
@@ -175,14 +174,15 @@ def read_head(told: Iterator[int], shape: Shape) -> tuple[int | None, Requests]:
 def to_slots(length: int, values: Mapping[int, float]) -> list[int]:
     """`length` integers: the bits of each value at its position, EMPTY elsewhere."""
     slots = [EMPTY] * length
-    for place, value in values.items():
-        slots[place] = bits_of(value)
+    for place, bits in zip(values, bits_of(values.values()), strict=True):
+        slots[place] = bits
     return slots
 
 
 def from_slots(slots: Sequence[int]) -> dict[int, float]:
     """The filled slots, by position."""
-    return {place: float_of(bits) for place, bits in enumerate(slots) if bits != EMPTY}
+    filled = {place: bits for place, bits in enumerate(slots) if bits != EMPTY}
+    return dict(zip(filled, floats_of(filled.values()), strict=True))
 
 
 def to_words(content: bytes) -> list[int]:
@@ -197,10 +197,12 @@ def from_words(words: Sequence[int]) -> bytes:
     return b"".join(word.to_bytes(_WORD_BYTES, "little") for word in words)
 
 
-def bits_of(value: float) -> int:
-    """The bits of a float64, as an integer; -0.0 is told as 0.0."""
-    return int(_INTEGER.unpack(_FLOAT.pack(value + 0.0))[0])
+def bits_of(values: Iterable[float]) -> list[int]:
+    """The bits of each as a float64, as an integer; -0.0 is told as 0.0."""
+    bits: list[int] = numpy.array([value + 0.0 for value in values], numpy.float64).view(numpy.int64).tolist()
+    return bits
 
 
-def float_of(bits: int) -> float:
-    return float(_FLOAT.unpack(_INTEGER.pack(bits))[0])
+def floats_of(bits: Iterable[int]) -> list[float]:
+    values: list[float] = numpy.array([*bits], numpy.int64).view(numpy.float64).tolist()
+    return values

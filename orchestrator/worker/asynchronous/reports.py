@@ -26,7 +26,7 @@ from orchestrator.numerics.exact import wrap
 from orchestrator.numerics.grid import ABSENT
 from orchestrator.records import trace
 from orchestrator.records.clocks import AsyncPhase, Update
-from orchestrator.worker.step_report import EMPTY, Requests, Shape, bits_of, float_of, head, read_head
+from orchestrator.worker.step_report import EMPTY, Requests, Shape, bits_of, floats_of, head, read_head
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def encode(made: Sequence[CompletedUpdate], added: int) -> torch.Tensor:
     """uint8, for `Exchange.gather`. added: the fingerprint of what goes into the sum of the rest beside these updates."""
     numbers = [added, len(made)]
     for done in made:
-        bits = EMPTY if done.loss is None else bits_of(done.loss)
+        bits = EMPTY if done.loss is None else bits_of([done.loss])[0]
         reads = done.update.reads
         numbers += [done.update.shard, bits, done.fingerprint, len(reads), *itertools.chain(*reads)]
     return torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
@@ -103,7 +103,7 @@ def _done(numbers: Iterator[int]) -> CompletedUpdate:
     shard, bits, fingerprint, count = itertools.islice(numbers, 4)
     pairs = list(itertools.islice(numbers, 2 * count))
     reads = tuple(zip(pairs[::2], pairs[1::2], strict=True))
-    loss = None if bits == EMPTY else float_of(bits)
+    loss = None if bits == EMPTY else floats_of([bits])[0]
     return CompletedUpdate(Update(shard, reads), loss, fingerprint)
 
 
