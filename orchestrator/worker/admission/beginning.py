@@ -90,23 +90,31 @@ class Beginning:
         """Note what is looked at before each step, in flat loops: the attributes that are as in the beginning."""
         owners = [(each.owner, each.values) for each in self._held]
         held = [(_attributes(owner), values) for owner, values in owners if not isinstance(owner, _BY_NAME[1:])]
-        self._sizes = [(now, len(now)) for now, _ in held]
+        self._mappings = [now for now, _ in held]
+        self._sizes = [*map(len, self._mappings)]
         self._watched = [
             (now, name, value)
             for now, values in held
             for name, value in values.items()
             if now.get(name) is value and name not in _HOOKS
         ]
-        self._flags = [(each, each.requires_grad) for each, _ in owners if isinstance(each, torch.nn.Parameter)]
+        self._parameters = [each for each, _ in owners if isinstance(each, torch.nn.Parameter)]
+        self._flags = [each.requires_grad for each in self._parameters]
+
+    def _is_as_watched(self) -> bool:
+        try:
+            for now, name, value in self._watched:
+                if now[name] is not value:
+                    return False
+        except KeyError:
+            return False
+        flags = [each.requires_grad for each in self._parameters]
+        return flags == self._flags and [*map(len, self._mappings)] == self._sizes
 
     def has_more(self) -> bool:
         """Whether attributes have changed that had not when this was asked last. Neither items of containers are looked at
         nor closures. Not for ever: an object may get another attribute in each step."""
-        if self._looks == _MOST_LOOKS:
-            return False
-        differs = any(now.get(name, _MISSING) is not value for now, name, value in self._watched)
-        differs = differs or any(each.requires_grad is not flag for each, flag in self._flags)
-        if not differs and all(len(now) == size for now, size in self._sizes):
+        if self._looks == _MOST_LOOKS or self._is_as_watched():
             return False
         self._looks += 1
         self._watch()
