@@ -88,6 +88,8 @@ AROUND = {
     "torch._inductor.compile": "the worker refuses to compile",
     "._optimizer_step_pre_hooks": "an optimizer counts as watched, and its step is not divided",
     "._optimizer_step_post_hooks": "an optimizer counts as watched, and its step is not divided",
+    "torch.optim.optimizer._global_optimizer_pre_hooks": "an optimizer counts as watched, and its step is not divided",
+    "torch.optim.optimizer._global_optimizer_post_hooks": "an optimizer counts as watched, and its step is not divided",
     "._device": "a module of Lightning tells of the device on which it was made",
     "._is_param": "a model is refused where it is cut, before the run",
     "torch._C.__file__": "a module's file is Python's to name",

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch.optim import optimizer as of_torch
 
 from orchestrator.numerics.byte_layout import same_bits
 
@@ -26,6 +27,11 @@ _TRIED: Final = 3 * 64 + 7  # elements: vector bodies of any width, and a tail
 _CUT: Final = 64  # elements: where the law cuts; pieces of an update are cut at multiples of it
 _STEPS: Final = 3
 State = dict[torch.Tensor, dict[str, Any]]
+# Those of torch that are called at the steps of all optimizers.
+HOOKS_OF_ALL: Final = (
+    getattr(of_torch, "_global_optimizer_pre_hooks", True),
+    getattr(of_torch, "_global_optimizer_post_hooks", True),
+)
 
 
 @contextmanager
@@ -77,11 +83,11 @@ def problem(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def is_watched(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether somebody is called before or after its steps, or has replaced them. A torch that keeps hooks elsewhere may call
-    somebody."""
+    """Whether somebody is called before or after its steps, or those of all, or has replaced them. A torch that keeps hooks
+    elsewhere may call somebody."""
     before = getattr(optimizer, "_optimizer_step_pre_hooks", True)
     after = getattr(optimizer, "_optimizer_step_post_hooks", True)
-    return bool(before or after) or "step" in vars(optimizer)
+    return bool(before or after) or "step" in vars(optimizer) or any(HOOKS_OF_ALL)
 
 
 def _keeps_to_it(optimizer: torch.optim.Optimizer, group: int) -> bool:

@@ -28,7 +28,7 @@ from orchestrator.common.import_string import raised
 from orchestrator.common.registry import Table, is_reference, takes
 from orchestrator.errors import ConfigurationError, PipelineRaised, coded
 from orchestrator.optim import aside
-from orchestrator.optim.by_element import is_watched
+from orchestrator.optim.by_element import HOOKS_OF_ALL, is_watched
 from orchestrator.optim.eager import leave_the_compiler_out
 from orchestrator.optim.lamb import Lamb
 from orchestrator.optim.lars import Lars
@@ -330,7 +330,10 @@ def without_schedulers() -> Iterator[None]:
 
 def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Each group without its parameters; comparable, tensors by their versions, and containers as they are now."""
-    return [{key: _as_it_is(v) for key, v in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [
+        {key: value if type(value) in _PLAIN else _as_it_is(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def _as_it_is(value: Any) -> Any:
@@ -415,13 +418,14 @@ def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict
     is_torchs = type(optimizer) in OPTIMIZERS.values()
     if is_of_torch(optimizer):
         return {}
+    is_torchs = type(optimizer) in OPTIMIZERS.values()
     base: Any = next((kind for kind in CLASSES if isinstance(optimizer, kind)), None)
     groups = optimizer.param_groups
     parameters = list(model.parameters())
     known = {id(each) for each in (optimizer, optimizer.state, groups, *groups)}
     known.update(id(each) for each in (*model.modules(), *parameters, *model.buffers()))
     kept: dict[str, Any] = {
-        "hooks": [vars(optimizer).get(name) for name in _HOOKS],
+        "hooks": [*(vars(optimizer).get(name) for name in _HOOKS), *HOOKS_OF_ALL],
         "defaults": optimizer.defaults,
         "parameters' attributes": [vars(each) for each in parameters if vars(each)],
     }

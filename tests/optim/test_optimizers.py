@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from orchestrator.optim import optimizers
 from orchestrator.optim.optimizers import OPTIMIZERS, build, check, kept_aside, model_marks, problems
@@ -294,7 +295,8 @@ def test_what_a_step_keeps_in_any_place_but_the_state_is_found(where: str) -> No
     assert kept_aside(optimizer, model) == after
 
 
-def test_what_a_hook_keeps_is_found_at_a_class_of_torchs_too() -> None:
+@pytest.mark.parametrize("of_all", [False, True])
+def test_what_a_hook_keeps_is_found_at_a_class_of_torchs_too(of_all: bool) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     count = counter()
@@ -302,10 +304,12 @@ def test_what_a_hook_keeps_is_found_at_a_class_of_torchs_too() -> None:
     def counts(*_: Any) -> None:
         count()
 
-    optimizer.register_step_post_hook(counts)
+    register = register_optimizer_step_post_hook if of_all else optimizer.register_step_post_hook
+    handle = register(counts)
     before = kept_aside(optimizer, model)
     optimizer.step()
     after = kept_aside(optimizer, model)
+    handle.remove()
     assert before.keys() == after.keys()
     assert [name for name in after if before[name] != after[name]] == ["hooks"]
 

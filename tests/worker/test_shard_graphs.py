@@ -514,11 +514,11 @@ def test_a_step_waits_for_its_device_as_often_however_many_shards_it_has(monkeyp
             found.append(looks - before)
         return found[1] - found[0]
 
-    # Magnitudes; statistics, counters and losses; what may not change; the fingerprint; what the optimizer may not change.
+    # Magnitudes; statistics and counters; losses; what may not change; the fingerprint.
     pipeline: type[Pipeline] = WithMask
-    assert of_two_steps(1) == of_two_steps(4) == 2 * 6
+    assert of_two_steps(1) == of_two_steps(4) == 2 * 5
     pipeline = WithWeight  # the weights of all shards
-    assert of_two_steps(1) == of_two_steps(4) == 2 * 7
+    assert of_two_steps(1) == of_two_steps(4) == 2 * 6
 
 
 def test_shapes_have_recordings_of_their_own_and_at_most_a_few(

@@ -33,13 +33,33 @@ class Step(NamedTuple):
 def take(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None:
     """Take the step, by `act`, which finds its gradients as views of `gradients`; peers may still be reading those. Raises
     PipelineRaised."""
-    step, seed, optimizer, model = this
-    version, head = gradients._version, gradients[:_HEAD].clone()
-    optimizers.begin_late(optimizer)
+    version = gradients._version
+    optimizers.begin_late(this.optimizer)
+    if optimizers.is_of_torch(this.optimizer):
+        _take(this, act)
+        same = True  # each of torch's operations raises versions
+    else:
+        head = gradients[:_HEAD].clone()
+        _take_watched(this, gradients, act)
+        same = torch.equal(gradients[:_HEAD], head)
+    if gradients._version != version or not same:
+        raise PipelineRaised(
+            f"the optimizer changed gradients in place (step {this.number})",
+            "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
+            code="optimizer.changes-gradients",
+        )
+
+
+def _take(this: Step, act: Callable[[], object]) -> None:
+    with naming(f"the optimizer (step {this.number})"), streams.seeded(this.seed, "optimizer step", this.number):
+        act()
+
+
+def _take_watched(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None:
+    step, _, optimizer, model = this
     aside, options = kept_aside(optimizer, model), optimizers.options(optimizer)
     marks = optimizers.model_marks(optimizer, model)
-    with naming(f"the optimizer (step {step})"), streams.seeded(seed, "optimizer step", step):
-        act()
+    _take(this, act)
     optimizers.keep_own(optimizer, gradients)
     optimizers.refuse_shared(optimizer, model)
     for name, after in kept_aside(optimizer, model).items():
@@ -72,12 +92,6 @@ def take(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None
             f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
             "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
             code="optimizer.changes-rate",
-        )
-    if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
-        raise PipelineRaised(
-            f"the optimizer changed gradients in place (step {step})",
-            "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
-            code="optimizer.changes-gradients",
         )
 
 
