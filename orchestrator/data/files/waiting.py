@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from orchestrator.errors import DataDamaged
 
@@ -39,11 +39,14 @@ class BytesRead(NamedTuple):
     cached: int = 0
 
 
+NOTHING: Final = BytesRead()
+
+
 class _Here(threading.local):
     def __init__(self) -> None:
         self.tell: Tell = lambda _: None
         self.alive: Callable[[], None] = lambda: None
-        self.taken = BytesRead()
+        self.taken = NOTHING
 
 
 _here = _Here()
@@ -71,7 +74,7 @@ def pass_on(text: str | None) -> None:
 
 
 def take_counts() -> BytesRead:
-    found, _here.taken = _here.taken, BytesRead()
+    found, _here.taken = _here.taken, NOTHING
     return found
 
 

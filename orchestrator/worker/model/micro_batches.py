@@ -31,11 +31,10 @@ from orchestrator.worker.model.training_samples import TrainingSamples
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch: its samples, how messages call it, and the seeds for reading it and for computing it."""
+    """A micro-batch: its samples, how messages call it, and the seed for computing it."""
 
     key: Key
     where: str
-    samples_seed: int
     seed: int
 
     @property
@@ -130,7 +129,6 @@ class MicroBatches:
         return MicroBatch(
             Key(step, shard, tuple(self._indices(step, shard))),
             self._samples.where(step, shard),
-            streams.seed_of(self._seed, "samples", step, shard),
             streams.seed_of(self._seed, "compute", step, shard),
         )
 
@@ -138,8 +136,9 @@ class MicroBatches:
         known = None if self._prefetch_window is None else self._prefetch_window.known(step, shard)
         return self._samples.indices(step, shard) if known is None else known
 
-    def _read(self, micro_batch: MicroBatch) -> Any:
-        indices, seeded = micro_batch.key.indices, streams.seeded_with(micro_batch.samples_seed)
+    def _read(self, micro_batch: MicroBatch, purpose: str = "samples") -> Any:
+        step, shard, indices = micro_batch.key
+        seeded = streams.seeded(self._seed, purpose, step, shard)
         if self.streams is None:
             with naming(f"reading samples ({micro_batch.where})"):
                 return fetch(self._samples.dataset, indices, self._pipeline.collate, seeded)
@@ -229,7 +228,7 @@ class MicroBatches:
         own = self._samples.attendance.own[:1]
         if self.streams is None and own and (first := self._micro_batch(0, own[0])).rows:
             with suppress(OrchestratorError):  # it is read again when its turn comes, and raises the same then
-                self._read(first._replace(samples_seed=streams.seed_of(self._seed, "other samples", 0, own[0])))
+                self._read(first, "other samples")
 
     def prefetch_files(self, shards: Sequence[int], steps: int, share: int) -> None:
         """From now on have the files fetched of what a worker reads next that hosts `shards` in a run of `steps`, where the

@@ -207,9 +207,9 @@ class PipelineAdapter:
         samples."""
         indices, where = self.evaluation_batches[batch], _evaluated(-1, batch)
         arriving = self._staging.begin(self._read_validation(indices, -1, batch, where))
-        seeds = (streams.seed_of(self._seed, purpose, -1, batch) for purpose in ("evaluation samples", "compute"))
+        seed = streams.seed_of(self._seed, "compute", -1, batch)
         with naming(f"loss() ({where})"):
-            computed = self._gradients(arriving, MicroBatch(Key(0, batch, tuple(indices)), where, *seeds), None)
+            computed = self._gradients(arriving, MicroBatch(Key(0, batch, tuple(indices)), where, seed), None)
         return None if computed is None else (float(computed[0]), float(computed[1]))
 
     def _gradients(

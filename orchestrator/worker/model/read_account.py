@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from orchestrator.data.files import waiting
-from orchestrator.data.files.waiting import BytesRead
+from orchestrator.data.files.waiting import NOTHING, BytesRead
 
 _TOLD_EVERY_S = 1.0
 
@@ -24,7 +24,7 @@ class ReadAccount:
         self._ends = numpy.cumsum([] if lengths is None else lengths)
         self._untold: set[int] = set()
         self._known: set[int] = set()
-        self._taken = BytesRead()
+        self._taken = NOTHING
         self._told = 0.0
 
     def add(self, indices: Sequence[int], fetched_ahead: int) -> None:
@@ -33,7 +33,8 @@ class ReadAccount:
             self._untold |= set(numpy.unique(self._ends.searchsorted(indices, "right")).tolist()) - self._known
             self._known |= self._untold
         new = waiting.take_counts()
-        self._taken = BytesRead(self._taken.fetched + new.fetched + fetched_ahead, self._taken.cached + new.cached)
+        if new is not NOTHING or fetched_ahead:
+            self._taken = BytesRead(self._taken.fetched + new.fetched + fetched_ahead, self._taken.cached + new.cached)
         if time.monotonic() - self._told >= _TOLD_EVERY_S:
             self.tell()
 
@@ -43,7 +44,7 @@ class ReadAccount:
         self._told = time.monotonic()
         if any(self._taken):
             self.emit({"event": "bytes_read", **self._taken._asdict()})
-            self._taken = BytesRead()
+            self._taken = NOTHING
         if self._untold:
             self.emit({"event": "files_read", "numbers": sorted(self._untold), "of": len(self._ends)})
             self._untold.clear()

@@ -64,6 +64,8 @@ class TrainingSamples:
             self.order = self._sampler = positions(data)
         else:
             self._number(pipeline, seed, data)
+        # Whether which samples are drawn is known only to those who have the keys of a private run.
+        self.is_secret = isinstance(self._sampler, PoissonSampler)
         self.file_lengths = _file_lengths(self.dataset)
         self.steps_per_round = _steps_per_round(data, self._sampler)
         self._in_rounds = data.local is not None
@@ -112,11 +114,6 @@ class TrainingSamples:
     def end_of_stream(self, steps: int) -> int:
         """How many samples shard 0 takes of its stream in a run of `steps`."""
         return self._sampler.indices(steps * self.steps_per_round - 1, 0)[-1] + 1
-
-    @property
-    def is_secret(self) -> bool:
-        """Whether which samples are drawn is known only to those who have the keys of a private run."""
-        return isinstance(self._sampler, PoissonSampler)
 
     def unlock(self, keys: Keys) -> None:
         """From now on it is known which clients play."""

@@ -317,7 +317,7 @@ class LocalTrainer:
                 return shard, self._gradients.workload.batches.not_finite(step, shard, loss)
         if fault is not None:
             return fault
-        for index, i in numpy.argwhere(magnitudes >= INFINITE):
+        for index, i in zip(*(magnitudes >= INFINITE).nonzero(), strict=True):
             if (shard := shards[index]) in tally.shards:
                 return shard, not_finite(self._replica, i, step, shard, self._gradients.named(step, shard))
         if unweighed is not None:

@@ -116,7 +116,7 @@ class Tally:
     def step_report(self, computed_by: Mapping[int, int]) -> StepReport:
         return StepReport(
             magnitudes=self.magnitudes,
-            present=[any(shards) for shards in zip(*self._present, strict=True)],
+            present=[True in shards for shards in zip(*self._present, strict=True)],
             weights=self._weights,
             losses=self.looked_at(),
             counters=self._counters,

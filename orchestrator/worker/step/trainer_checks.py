@@ -43,7 +43,7 @@ def joined(
 def looked_at(losses: Mapping[int, float | torch.Tensor]) -> dict[int, float]:
     """The losses by shard; those on a device are read all at once."""
     unread = {shard: loss for shard, loss in losses.items() if isinstance(loss, torch.Tensor)}
-    numbers = torch.stack([loss.double() for loss in unread.values()]).tolist() if unread else ()
+    numbers = torch.stack([*unread.values()]).tolist() if unread else ()
     known = dict(zip(unread, numbers, strict=True))
     return {shard: known[shard] if shard in known else float(loss) for shard, loss in losses.items()}
 
