@@ -5,6 +5,7 @@ torch's own optimizers make these calls, which have no public name. A torch with
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -24,15 +25,14 @@ _NORMS: _Call | None = getattr(torch, "_foreach_norm", None)
 
 def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy each source into its target."""
-    kinds = dict.fromkeys(target.dtype for target in targets)
-    if len(kinds) > 1:  # on a GPU a call is one kernel only where all are of one type
-        for kind in kinds:
-            own = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == kind]
-            copy([target for target, _ in own], [source for _, source in own])
-    elif _COPY is not None and kinds and kinds.keys() <= _IN_ONE_CALL:
-        _COPY(targets, sources)
-    else:
-        for target, source in zip(targets, sources, strict=True):
+    pairs = defaultdict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]](list)
+    for target, source in zip(targets, sources, strict=True):
+        pairs[target.dtype].append((target, source))
+    for kind, own in pairs.items():  # on a GPU a call is one kernel only where all are of one type
+        if _COPY is not None and kind in _IN_ONE_CALL:
+            _COPY(*zip(*own, strict=True))
+            continue
+        for target, source in own:
             target.copy_(source)
 
 
