@@ -29,14 +29,18 @@ def seed_of(seed: int, purpose: str, step: int = 0, shard: int = 0) -> int:
 @contextmanager
 def seeded(seed: int, purpose: str, step: int = 0, shard: int = 0) -> Iterator[None]:
     """Run the block with every generator of this process seeded for it: torch (CPU and CUDA), `random`, numpy's global one."""
-    with seeded_with(seed_of(seed, purpose, step, shard)):
+    with _generators:
+        value = seed_of(seed, purpose, step, shard)
+        _seed_torch(value)
+        seed_others(value)
         yield
 
 
 @contextmanager
 def seeded_with(value: int) -> Iterator[None]:
     """The same for a seed that was derived before."""
-    with seeded_for_torch(value):
+    with _generators:
+        _seed_torch(value)
         seed_others(value)
         yield
 
@@ -46,9 +50,13 @@ def seeded_for_torch(value: int) -> Iterator[None]:
     """The same for work that draws from generators of torch alone, such as what a device does again. To seed the others takes
     longer than to begin such work."""
     with _generators:
-        for generator in torch_generators():
-            generator.manual_seed(value)
+        _seed_torch(value)
         yield
+
+
+def _seed_torch(value: int) -> None:
+    for generator in torch_generators():
+        generator.manual_seed(value)
 
 
 def seed_others(value: int) -> None:
