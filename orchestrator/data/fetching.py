@@ -54,9 +54,9 @@ def _rows(dataset: Any, indices: Sequence[int], most_bytes: float = math.inf) ->
     while type(dataset) is Subset:
         chosen.append(dataset.indices)
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or not indices or not all(_is_plain(tensor) for tensor in dataset.tensors):
+    if type(dataset) is not TensorDataset or not indices or not all(map(_is_plain, dataset.tensors)):
         return None
-    if len(indices) * sum(tensor.nbytes // len(tensor) for tensor in dataset.tensors) > most_bytes:
+    if len(indices) * sum([tensor.nbytes // tensor.shape[0] for tensor in dataset.tensors]) > most_bytes:
         return None
     found: Sequence[Any] = indices
     for each in chosen:

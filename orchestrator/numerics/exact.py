@@ -22,6 +22,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy
@@ -108,12 +109,11 @@ class Accumulator:
 
     def _add_waiting(self, alone: tuple[float, torch.Tensor] | None = None) -> None:
         shards, tensors = len(self._waiting), len(self._slots)
-        integers = numpy.array(
-            [*(addresses for _, found, _ in self._waiting for addresses in found), *range(shards)], _LONG
-        )
-        weights = [weight for _, _, weight in self._waiting]
+        _, places, weights = zip(*self._waiting, strict=True)
+        integers = numpy.array([*chain(*places), *range(shards)], _LONG)
         exponents = self._grid.exponents if self._exact else [None] * tensors
-        numbers = numpy.array([*weights, *(0.0 if e is None else ANCHOR * 2.0**e for e in exponents)], _DOUBLE)
+        anchors = [0.0 if e is None else ANCHOR * 2.0**e for e in exponents]
+        numbers = numpy.array([*weights, *anchors], _DOUBLE)
         largest = numpy.full((shards, tensors), ABSENT, numpy.int32)
         divisor, result = alone or (1.0, self._scratch[:0])
         at, number_at = _at(integers), _at(numbers)

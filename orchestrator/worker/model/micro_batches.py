@@ -303,7 +303,7 @@ class MicroBatches:
         if self.streams is None:
             with suppress(OrchestratorError):  # the loss is told, whatever becomes of reading
                 batch = self._read(micro_batch)
-        return self._with_samples(error, micro_batch.key, batch)
+        return self.with_samples(error, micro_batch.key, batch)
 
     @contextmanager
     def naming_samples(self, key: Key, batch: Any) -> Iterator[None]:
@@ -311,9 +311,9 @@ class MicroBatches:
         try:
             yield
         except NonFinite as error:
-            raise self._with_samples(error, key, batch) from None
+            raise self.with_samples(error, key, batch) from None
 
-    def _with_samples(self, error: NonFinite, key: Key, batch: Any) -> NonFinite:
+    def with_samples(self, error: NonFinite, key: Key, batch: Any) -> NonFinite:
         found = strange(batch, key.indices)
         named = self.named(key.step, key.shard)
         named_samples = f"; not finite itself: {listed(found)}" if found and named else ""

@@ -26,7 +26,7 @@ from orchestrator.data.files import cache
 from orchestrator.data.loaders import Key
 from orchestrator.data.order import EvaluationBatches
 from orchestrator.data.sites import Attendance
-from orchestrator.errors import PipelineRaised
+from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.batches import copied
 from orchestrator.numerics.determinism import filled
@@ -194,13 +194,15 @@ class PipelineAdapter:
         if not micro_batch.rows:
             return None
         arriving = self.batches.fetch(micro_batch)
-        with self.batches.naming_samples(key, arriving.host):
+        try:
             with naming(f"loss() ({where})", lambda: self.samples.remedy_for_one_row(step, shard)):
                 computed = self._gradients(arriving, micro_batch, graphs, late=late)
             self.batches.begin_following(key)
             if looks and computed is not None:
                 check_finite(float(computed[0]), where)
             return computed
+        except NonFinite as error:
+            raise self.batches.with_samples(error, key, arriving.host) from None
 
     def loss_of_validation(self, batch: int) -> tuple[float, float] | None:
         """As `loss`, of a validation batch: by that workers prove that they compute alike who may not read the same training
@@ -269,7 +271,8 @@ class PipelineAdapter:
     def _check_no_gradient(self, where: str) -> None:
         """Behind `loss`: raises PipelineRaised if it has called backward() by itself, whose gradients the backward pass to come
         would be added to."""
-        if any((each := parameter()) is not None and each.grad is not None for parameter in self._parameters):
+        parameters = [parameter() for parameter in self._parameters]
+        if [each for each in parameters if each is not None and each.grad is not None]:
             name = next(name for name, each in self.model.named_parameters() if each.grad is not None)
             raise PipelineRaised(
                 f"loss() ({where}) gave the parameter {name!r} a gradient",

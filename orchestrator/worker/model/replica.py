@@ -157,16 +157,16 @@ class Replica:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
         gradient. The tensors are the caller's: `check_shard` sees to it that the next shard does not touch them. Raises
         PipelineRaised for a sparse gradient."""
-        self._given = [parameter.grad for parameter in self.parameters]
-        self._given_versions = _versions(self._given)
+        gradients = self.gradients()
+        self._given, self._given_versions = gradients, _versions(gradients)
         self._replayed = (), ()  # nor is the memory of a recording held that may be gone
-        return [*self.gradients(), *(statistic.clone() for statistic in self.statistics)]
+        return [*gradients, *[statistic.clone() for statistic in self.statistics]]
 
     def replayed(self, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
         """As `contribution`, of a shard that was replayed from a recording and left these gradients. It is added up before
         the next shard, so statistics stay where the model has them. The same object as long as the gradients are."""
         if gradients is not self._replayed[0]:
-            self._replayed = gradients, (*map(_detached, gradients), *self.statistics)
+            self._replayed = gradients, (*_detached(gradients), *self.statistics)
         return self._replayed[1]
 
     def gradients(self) -> list[torch.Tensor | None]:
@@ -180,7 +180,7 @@ class Replica:
                     "use sparse=False for embeddings",
                     code="model.sparse-gradient",
                 )
-        return [*map(_detached, gradients)]
+        return _detached(gradients)
 
     def forget(self) -> None:
         """The last contribution is added up: from now on its tensors may change."""
@@ -407,8 +407,8 @@ class Replica:
         return next(slot.name for slot in reversed(self.layout.slots) if slot.offset <= element)
 
 
-def _detached(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    return gradient.detach() if gradient is not None and gradient.requires_grad else gradient
+def _detached(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    return [each.detach() if each is not None and each.requires_grad else each for each in gradients]
 
 
 def _marks(parameters: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
