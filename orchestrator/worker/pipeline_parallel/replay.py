@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.staging import Direct, Staging
@@ -33,7 +33,7 @@ from orchestrator.worker.pipeline_parallel.border_values import (
 )
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way
 from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, ValueNeeded, is_dense
-from orchestrator.worker.pipeline_parallel.memoized_calls import MemoizedCalls
+from orchestrator.worker.pipeline_parallel.memoized_calls import MemoizedCalls, flattened
 from orchestrator.worker.pipeline_parallel.operation_names import OperationNames, OperationWatch, is_of_operation
 
 _REMEDY: Final = (
@@ -66,7 +66,7 @@ class _Reached(BaseException):
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         super().__init__()
-        self.leaves = tree_leaves((args, kwargs))
+        self.leaves, _ = flattened(args, kwargs)
 
 
 class _Arrive(torch.autograd.Function):
@@ -288,7 +288,7 @@ class Stage:
             if walk is None:
                 return
             walk.operations.end(name)
-            for i, leaf in enumerate(tree_leaves(output)):
+            for i, leaf in enumerate([output] if isinstance(output, torch.Tensor) else tree_leaves(output)):
                 if type(leaf) is FakeTensor:
                     if leaf.key is None:
                         leaf.key = (name, walk.counts[name], i)
@@ -299,8 +299,8 @@ class Stage:
 
     def _valued(self, args: Any, kwargs: Any) -> Any:
         """Modules behind the border get values, and no fake tensors that have one."""
-        leaves, spec = tree_flatten((args, kwargs))
-        if not any(type(leaf) is FakeTensor for leaf in leaves):
+        leaves, spec = flattened(args, kwargs)
+        if FakeTensor not in map(type, leaves):
             return None
         return tree_unflatten([self._value(leaf) for leaf in leaves], spec)
 
@@ -318,7 +318,7 @@ class Stage:
             arrival = {"value": value} if flows else None
             values.append(value if arrival is None else _Arrive.apply(self._switch, arrival))  # type: ignore[no-untyped-call]
             walk.arrivals.append(arrival)
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = flattened(args, kwargs)
         for place, n in came.places:
             old, leaves[place] = leaves[place], values[n]
             if type(old) is FakeTensor:
