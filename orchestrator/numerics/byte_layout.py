@@ -30,16 +30,19 @@ class ByteLayout:
     end; no two are equal."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], alignment: int) -> None:
-        """alignment: in bytes, of each tensor."""
+        """alignment: in bytes, of each tensor; a multiple of the size of any element."""
         self.offsets = [0]
-        self._likes = [torch.empty_like(tensor, device="meta") for tensor in tensors]
-        for like in self._likes:
+        self._places: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]] = []
+        for like in (torch.empty_like(tensor, device="meta") for tensor in tensors):
+            self._places.append((like.dtype, like.shape, like.stride(), self.offsets[-1] // like.element_size()))
             self.offsets.append(self.offsets[-1] + max(1, -(-like.nbytes // alignment)) * alignment)
 
     def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Tensors like those that begin in this memory (uint8), where they lie there."""
+        """Tensors like those that begin in this memory (uint8, from the beginning of a storage), where they lie there."""
+        size = memory.numel()
+        kinds = {kind: memory.view(kind) for kind in {kind for kind, *_ in self._places}}
         return [
-            memory[start : start + like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
-            for like, start in zip(self._likes, self.offsets, strict=False)
-            if start < memory.numel()
+            kinds[kind].as_strided(shape, stride, place)
+            for (kind, shape, stride, place), offset in zip(self._places, self.offsets, strict=False)
+            if offset < size
         ]
