@@ -79,11 +79,9 @@ class Pieces:
 
     def _binding(self) -> list[object]:
         """Identifies what the views were made of: the addresses of the parameters, and the state of each."""
-        state, parameters = (
-            self._optimizer.state,
-            [p for group in self._optimizer.param_groups for p in group["params"]],
-        )
-        return [*(parameter.data_ptr() for parameter in parameters), *(id(state.get(p)) for p in parameters)]
+        state = self._optimizer.state
+        addresses = [parameter.data_ptr() for group in self._optimizer.param_groups for parameter in group["params"]]
+        return [*addresses, *map(id, state), *map(id, state.values())]
 
     def _bind(self) -> None:
         optimizer = self._optimizer
@@ -114,6 +112,7 @@ class _Run:
         self._group = group
         self._state = state
         self._piece = piece
+        self._states: list[State] = []  # of each parameter, where they have been stepped before
         self._keeps_nothing = False
         self._scratch: torch.Tensor | None = None
         self._large: dict[str, torch.Tensor] = {}  # side by side
@@ -129,6 +128,7 @@ class _Run:
         own = self._state.get(self.parameters[0])
         if not own:
             return {}
+        self._states = [self._state[parameter] for parameter in self.parameters]
         large = [key for key, value in own.items() if _is_large(self.parameters[0], value)]
         self._large = {key: self._side_by_side(key) for key in large}
         parts = {key: torch.split(whole, self._piece) for key, whole in self._large.items()}
@@ -184,7 +184,7 @@ class _Run:
         made = states.get(self.pieces[0])
         if not made or self.parameters[0].grad is None:
             return
-        first, *others = (self._state[parameter] for parameter in self.parameters)
+        first, *others = self._states or [self._state[parameter] for parameter in self.parameters]
         for key, value in made.items():
             if key in self._large:
                 continue
@@ -221,7 +221,7 @@ class _Run:
         storage, at, item = tensors[0].untyped_storage(), tensors[0].data_ptr(), tensors[0].element_size()
         if storage.data_ptr() + storage.nbytes() < at + item * self._size:
             return False
-        return all(each.data_ptr() - at == item * start for each, start in zip(tensors, self._starts, strict=True))
+        return [each.data_ptr() for each in tensors] == [at + item * start for start in self._starts]
 
     def _places(self, whole: torch.Tensor) -> list[torch.Tensor]:
         return [
@@ -256,7 +256,7 @@ def _are_neighbours(one: torch.Tensor, other: torch.Tensor, state: Mapping[torch
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    return parameter.dim() > 0 and parameter.numel() > 0 and _is_alike(parameter)
+    return parameter.dim() > 0 and parameter.numel() > 0 and _is_dense(parameter)
 
 
 def _is_as_far(one: torch.Tensor, state: State, other: torch.Tensor, others: State) -> bool:
@@ -287,10 +287,14 @@ def _is_large(parameter: torch.Tensor, value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 
-def _is_alike(parameter: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether all lie in memory in the same order, without gaps."""
-    dense: bool = torch.ops.aten.is_non_overlapping_and_dense(parameter)
-    return dense and all(other.stride() == parameter.stride() and other.layout == torch.strided for other in others)
+def _is_alike(parameter: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both lie in memory in the same order, without gaps."""
+    return other.stride() == parameter.stride() and other.layout == torch.strided and _is_dense(parameter)
+
+
+def _is_dense(parameter: torch.Tensor) -> bool:
+    dense: bool = parameter.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(parameter)
+    return dense
 
 
 def _copied(value: Any) -> Any:
