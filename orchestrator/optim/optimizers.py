@@ -415,7 +415,6 @@ def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
     """The state that a class other than torch's, or a hook, keeps where no checkpoint finds it. A key says in words where that
     is, and its bytes change when the state does. The model is left out, which is saved as a whole."""
-    is_torchs = type(optimizer) in OPTIMIZERS.values()
     if is_of_torch(optimizer):
         return {}
     is_torchs = type(optimizer) in OPTIMIZERS.values()
