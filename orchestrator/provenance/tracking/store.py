@@ -166,6 +166,7 @@ class Store:
     def with_run(cls, uri: str | None, folder: Path, name: str) -> Self:
         """The store in which a run of this name is to be found. Raises UsageError where there is none yet: to make an empty one
         takes long, and it is in the way afterwards."""
+        _require_name(name)
         database = database_of(absolute(uri) if uri else default_uri(folder))
         if database is not None and not is_there(database):
             raise UsageError(
@@ -301,6 +302,7 @@ class Store:
     def find(self, name: str) -> Past:
         """The run of this id, of the only id that begins so, or for `last` the newest one that is no part of another. Raises
         UsageError."""
+        _require_name(name)
         whole = self._search(HOST, run_id=name) if _WHOLE_ID.fullmatch(name) else []
         runs = whole or self.past()
         found = (
@@ -464,6 +466,16 @@ def _past(row: tables.RunRow) -> Past:
         parent=tags.get(PARENT),
         labels={names.original(key.removeprefix(LABEL)): value for key, value in tags.items() if key.startswith(LABEL)},
     )
+
+
+def _require_name(name: str) -> None:
+    """Raises UsageError for the empty name, such as of a variable of a shell that is not set: every id begins with it."""
+    if not name:
+        raise UsageError(
+            "no run is named",
+            "give the id of a run, its beginning, or `last`; list them with: python -m orchestrator runs",
+            code="mlflow.unnamed",
+        )
 
 
 def is_there(database: Path) -> bool:

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +35,9 @@ def _run_with_artifact(folder: Path, experiment: str = "e") -> str:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
-def test_a_copy_finds_its_own_artifacts_and_runs_are_found_by_name(tmp_path: Path) -> None:
+def test_a_copy_finds_its_own_artifacts_and_runs_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, copy = tmp_path / "here" / ".orchestrator", tmp_path / "there" / ".orchestrator"
     original.mkdir(parents=True)
     run_id = _run_with_artifact(original)
@@ -53,11 +56,15 @@ def test_a_copy_finds_its_own_artifacts_and_runs_are_found_by_name(tmp_path: Pat
     assert store.find(run_id).status == "RUNNING"
     reopened.end("KILLED")
     assert store.find(run_id[:8]).status == "KILLED"
-    assert store.find("last").run_id == other
+    past = store.find("last")
+    assert past.run_id == other
     with refused("mlflow.no-such-run"):
         store.find("zzz")
-    with refused("mlflow.ambiguous"):
+    with refused("mlflow.unnamed"):  # which every id begins with, and the only run's, too
         store.find("")
+    with monkeypatch.context() as patch, refused("mlflow.ambiguous", other):
+        patch.setattr(store, "past", lambda: [replace(past, run_id=other[:8] + end) for end in (other[8:], "0" * 24)])
+        store.find(other[:8])
     store.client.delete_run(run_id)
     with refused("mlflow.run-deleted", f"mlflow runs restore --run-id {run_id}"):
         store.find(run_id)
