@@ -205,16 +205,16 @@ def test_parts_of_several_numbers_of_rows_are_refused_with_what_to_do() -> None:
         model.predict({"words": inputs_of("gru", 4), "numbers": torch.zeros(3, 3)})
 
 
-def test_what_has_to_stay_together_is_asked_at_once_and_loading_says_why(tmp_path: Path) -> None:
+def test_what_has_to_stay_together_is_asked_at_once_and_says_why(tmp_path: Path) -> None:
     folder, trained = folder_of(Plain, tmp_path)
     told = json.loads((folder / ARCHITECTURE).read_text())
     (folder / ARCHITECTURE).write_text(
         json.dumps({**told, "answers": {"rows": None, "why": "a row depends on others"}})
     )
+    loaded, rows = _load_pyfunc(str(folder)), torch.ones(9, 2)
     with pytest.warns(UserWarning, match="answered together: a row depends on others"):
-        loaded = _load_pyfunc(str(folder))
-    rows = torch.ones(9, 2)
-    assert (loaded.predict(rows) == trained.eval()(rows).detach().numpy()).all()
+        found = loaded.predict(rows)
+    assert (found == trained.eval()(rows).detach().numpy()).all()
 
 
 def test_a_process_that_has_torch_says_that_it_cannot_compute_portably_any_more(tmp_path: Path) -> None:

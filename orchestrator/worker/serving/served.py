@@ -68,6 +68,8 @@ class Served:
 
     def _answered(self, inputs: Any) -> Any:
         if self._answers.rows is None:
+            if self._answers.why is not None:
+                warnings.warn(f"rows that are asked together are answered together: {self._answers.why}", stacklevel=3)
             return self._call(inputs)
         try:
             return batch_invariance.batch_invariant(self._call, inputs, self._answers.rows)
@@ -101,8 +103,6 @@ def load(folder: Path) -> Served:
     state = load_file(folder / WEIGHTS)
     args, seed, answers = architecture["args"], architecture["seed"], Answers.of(architecture.get("answers", {}))
     _have_arithmetic(architecture.get("arithmetic", "native"))
-    if answers.rows is None:
-        warnings.warn(f"rows that are asked together are answered together: {answers.why}", stacklevel=3)
     with left_as_it_was():
         pipeline = construction.make_pipeline(table.find(Source.of(architecture)), args, seed)
         model = construction.with_data(pipeline, seed, lambda: _built(pipeline, seed, state))
