@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.resume import resume as resume_run
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.experiments.sweep.record import find_sweep
 from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.experiments.sweep.sweep import resume_sweep
+from orchestrator.provenance.code import checkout
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ def resume(
 ) -> Resumed:
     """The whole story. name, typed, trusted: as `driver.launch.resume` takes them. Raises as that and `resume_sweep`."""
     past = find_sweep(name, uri)
+    checkout.sweep(project_folder(Path.cwd()) / "worktrees")  # it may be a repetition that was killed with its command
     if past is not None:
         return Resumed(past.run_id, past.kind, resume_sweep(past, overrides, uri, trusted=trusted))
     run_id, outcome = resume_run(name, overrides, uri, typed=typed, trusted=trusted)

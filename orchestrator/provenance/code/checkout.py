@@ -134,7 +134,7 @@ def require_inside(restored: Restored) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the disposable trees below `folder` that no living process uses."""
+    """Remove the disposable trees below `folder` that no living process uses; runs that are left in them go beside it."""
     if folder.is_dir():
         with _locked(folder):
             _sweep(folder)
@@ -255,7 +255,23 @@ def _sweep(folder: Path) -> None:
         with suppress(OSError):  # a file, a link, another user's
             held = _opened(place)
             try:
-                if locks.try_lock(held):
+                if locks.try_lock(held) and _bring_home(place, folder.parent):
                     shutil.rmtree(place, ignore_errors=True)
             finally:
                 os.close(held)
+
+
+def _bring_home(place: Path, home: Path) -> bool:
+    """Move the runs that are left in a tree to those of the project: their checkpoints are there alone. False while one of
+    them is being driven, which has a lock. home: the project's `.orchestrator`, whose folders without a lock are copies."""
+    top = os.path.realpath(place)
+    found = [path.parent for path in place.rglob(f"{home.name}/*/lock")]
+    found = [files for files in found if Path(os.path.realpath(files)).is_relative_to(top)]  # no link of the code's own
+    if any(locks.is_held(files / "lock") for files in found):
+        return False
+    for files in found:
+        target = home / files.name
+        if not (target / "lock").exists():
+            shutil.rmtree(target, ignore_errors=True)
+            files.rename(target)
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.common import locks
 from orchestrator.provenance.code import checkout, snapshot
 from orchestrator.provenance.code import git as our_git
 from tests.provenance.code.repositories import create, git, on_disk, take, untouchable, write
@@ -186,6 +188,30 @@ def test_what_a_killed_process_left_is_swept(bundle: Path, tmp_path: Path) -> No
     checkout.sweep(trees)
     assert list(trees.iterdir()) == []
     checkout.sweep(tmp_path / "no such folder")
+
+
+def test_runs_that_a_killed_repetition_left_come_home(tmp_path: Path) -> None:
+    """Their checkpoints are in its tree alone."""
+    home = tmp_path / ".orchestrator"
+    runs = home / "worktrees" / "1" / "code" / "project" / ".orchestrator"
+    for name in ("left", "copied", "driven", "own"):
+        write(runs / name, {"lock": "", "checkpoints/step": "2"})
+    write(home, {"copied/trace": "as it stood", "own/lock": "", "own/checkpoints/step": "1"})
+    write(tmp_path / "elsewhere", {"other/lock": ""})
+    (home / "worktrees" / "2").mkdir()
+    (home / "worktrees" / "2" / ".orchestrator").symlink_to(tmp_path / "elsewhere")  # as the restored code may have it
+
+    driven = locks.take(runs / "driven" / "lock")
+    checkout.sweep(home / "worktrees")
+    assert [place.name for place in (home / "worktrees").iterdir()] == ["1"]
+    assert not (home / "left").exists()
+    os.close(driven)
+    checkout.sweep(home / "worktrees")
+    assert list((home / "worktrees").iterdir()) == []
+    steps = {path.parents[1].name: path.read_text() for path in home.glob("*/checkpoints/step")}
+    assert steps == {"left": "2", "copied": "2", "driven": "2", "own": "1"}
+    assert not (home / "copied" / "trace").exists()
+    assert (tmp_path / "elsewhere" / "other" / "lock").exists()
 
 
 @pytest.mark.ray  # DVC takes seconds to import
