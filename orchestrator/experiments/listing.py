@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 USUAL = ("run", "started", "status", "name", "steps", "results", "digest", "rerun")
 _SHOWN_METRICS = 2
+_TOO_EARLY = "it ended before its code was recorded, and before its first step: launch it again"
 _LONGEST = 60  # characters of a name in the table
 _RESULTS = ("validation/", "train/")
 _NO_VALUE = ("null", "None")  # the text of a setting that has none
@@ -64,10 +65,16 @@ def _without_orphans(
         past for past in runs if past.is_orphan and past.run_id not in untold and not is_driven(folder, past.run_id)
     ]
     for past in left:
-        say(f"note: {orphaned(past.run_id)}; `resume={past.run_id}` goes on with it")
+        goes_on = f"`resume={past.run_id}` goes on with it"
+        say(f"note: {orphaned(past.run_id)}; {_TOO_EARLY if _is_unbegun(folder / past.run_id) else goes_on}")
     with contextlib.suppress(ConfigurationError), store.usable():
         store.mark(left)
     return [replace(past, status="KILLED", is_orphan=False) if past in left else past for past in runs]
+
+
+def _is_unbegun(files: Path) -> bool:
+    """Whether a run ended before its code was recorded, as far as its folder tells: no resume goes on with it."""
+    return files.is_dir() and not any((files / name).exists() for name in ("trace.jsonl", "journal.jsonl"))
 
 
 def _store(project: Path, uri: str | None) -> Store | None:

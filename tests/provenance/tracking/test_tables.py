@@ -142,6 +142,7 @@ def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(
     files.lease()
     marked = store.mark_orphans(experiment, partial(is_driven, folder))
     assert sorted(marked) == sorted(ids[name] for name in ("gone", "before"))
+    (folder / ids["before"]).mkdir()  # no trace, no journal: a resume refuses it
     for name in ("gone", "before"):
         store.client.update_run(ids[name], "RUNNING")
     said: list[str] = []
@@ -151,9 +152,11 @@ def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(
     assert shown == expected
     assert {name: store.client.get_run(run_id).info.status for name, run_id in ids.items()} == expected
     assert sorted(said) == sorted(
-        f"note: run {ids[name]} was left RUNNING by a driver that is gone; it is marked KILLED now; "
-        f"`resume={ids[name]}` goes on with it"
-        for name in ("gone", "before")
+        f"note: run {ids[name]} was left RUNNING by a driver that is gone; it is marked KILLED now; {what}"
+        for name, what in (
+            ("gone", f"`resume={ids['gone']}` goes on with it"),
+            ("before", "it ended before its code was recorded, and before its first step: launch it again"),
+        )
     )
     assert "killed" in table(store.past())
 
