@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.checkpoint import catalog
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.config.resolve import resolve
@@ -114,6 +115,25 @@ def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> Non
     assert (begin.written, begin.loss, begin.metrics["validation/loss"]) == (3, 2.0, 2.0)
     assert math.isnan(begin.metrics["validation/odd"])
     assert [line["step"] for line in begin.cut] == [3, 4]
+
+
+def test_what_is_passed_over_in_an_asynchronous_mode_is_not_gone_on_with_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are done again in another order, and its place may have failed for a moment alone."""
+    plan = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}, "sync": "asp"}], []))
+    assert not plan.lockstep
+    files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": 3}])
+    storage = open_storage(storage_of(plan, files))
+    Catalog(storage, 2).commit(3, events(storage, example(3), 3))
+
+    def fail(*_: Any) -> Any:
+        raise BlockingIOError("the place is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "read_part", fail)
+        assert beginning_of(plan, files, lambda _sentence: None).requirements.checkpoint is None
+    assert beginning_of(plan, files, lambda _sentence: None).requirements.checkpoint is None
 
 
 def test_a_checkpoint_of_replicas_that_differed_is_refused_and_its_files_stay(tmp_path: Path) -> None:

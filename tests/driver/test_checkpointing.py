@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint import catalog
 from orchestrator.checkpoint.catalog import Catalog
+from orchestrator.checkpoint.parts import read_part
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.storage import open_storage
 from orchestrator.checkpoint.writer import PartWriter
@@ -111,3 +113,22 @@ def test_a_checkpoint_with_a_part_that_failed_is_begun_again_behind_its_generati
         saving.heard(entry)
     saving.generation_ended()
     assert [*given_up, saving.given_up] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_what_was_passed_over_is_gone_where_its_steps_are_others_by_now(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, repeats: bool
+) -> None:
+    """Its place failed for a moment, and it can be read again later. In an asynchronous mode it is of another history then."""
+    saving = Saving(Catalog(open_storage(folder), keep=2), repeats=repeats)
+    for step in (7, 9):
+        for entry in parts(folder, step, 0):
+            saving.heard(entry)
+
+    def fail_once(*_: Any) -> Any:
+        monkeypatch.setattr(catalog, "read_part", read_part)
+        raise BlockingIOError("the place is away")
+
+    monkeypatch.setattr(catalog, "read_part", fail_once)
+    assert saving.newest() == (7, ["checkpoint 9 is not used: the place is away"])
+    assert saving.newest() == (9 if repeats else 7, [])

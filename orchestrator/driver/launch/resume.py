@@ -239,6 +239,8 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
     say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
     barriers_kept = 0 if plan.lockstep or found.manifest is None else _barriers_until(found.manifest, files)
+    if not plan.lockstep and found.reasons:  # of those that were passed over, which may be read again later
+        checkpoints.latest(until=step or first)
     if not plan.lockstep and files.barriers.exists():
         lines.cut(files.barriers, barriers_kept)
     cut = lines.cut(files.trace, (step or 0) - first) if files.trace.exists() else []

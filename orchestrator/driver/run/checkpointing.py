@@ -41,8 +41,10 @@ class Saving:
     report and to clear; given_up: one was begun that will never be complete, likewise.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, *, repeats: bool = True) -> None:
+        """repeats: whether steps that are computed again have the same bits, as in lockstep."""
         self._catalog = catalog
+        self._repeats = repeats
         self._open: dict[_Key, dict[int, dict[str, Any]]] = {}  # the parts that have come, by number
         self._committed: _Key = (-1, -1)
         self._failed = False  # whether a part has failed since, which may be the last that a lost member told
@@ -53,7 +55,10 @@ class Saving:
     def newest(self) -> tuple[int | None, list[str]]:
         """The step of the newest good checkpoint, and why newer ones were passed over."""
         found = self._catalog.latest()
-        return None if found.manifest is None else found.manifest.step, found.reasons
+        step = None if found.manifest is None else found.manifest.step
+        if found.reasons and not self._repeats:  # those may be read again later, and are of steps that are others then
+            self._catalog.latest(until=step or 0)
+        return step, found.reasons
 
     def heard(self, entry: dict[str, Any]) -> SavedCheckpoint | None:
         """Take a `part_written` or `part_failed` entry of a worker; returns the checkpoint that this entry
