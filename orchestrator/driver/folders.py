@@ -17,6 +17,7 @@ from orchestrator.common import locks
 from orchestrator.errors import ConfigurationError, UsageError
 
 NAME = ".orchestrator"
+_JOURNAL, _TRACE = "journal.jsonl", "trace.jsonl"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ID = re.compile(r"\w[\w-]*", re.ASCII)
 
@@ -66,8 +67,8 @@ class RunFolder:
         self._synced: dict[Path, tuple[int, int]] = {}  # inode and time of change
         self._lease = self.path / "lock"
         self._sent = self.path / "sent.lock"  # of who sends MLflow what it lacks of the run, and has the lease for that
-        self.journal = self.path / "journal.jsonl"
-        self.trace = self.path / "trace.jsonl"
+        self.journal = self.path / _JOURNAL
+        self.trace = self.path / _TRACE
         self.barriers = self.path / "rests.jsonl"
         self.streams = self.path / "streams.jsonl"
         self.times = self.path / "times.jsonl"
@@ -240,6 +241,11 @@ def is_driven(folder: Path, run_id: str) -> bool:
         return False
     # Nobody else can tell of one that another user keeps to themselves.
     return not os.access(place, os.R_OK | os.X_OK) or RunFolder(folder, run_id).is_driven
+
+
+def has_begun(place: Path) -> bool:
+    """Whether the run of this folder came as far as to have its code recorded: before that nothing is computed."""
+    return any((place / name).exists() for name in (_JOURNAL, _TRACE))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.figures import aligned
-from orchestrator.driver.folders import NAME, is_driven, project_folder
+from orchestrator.driver.folders import NAME, has_begun, is_driven, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.terminal import console
 from orchestrator.errors import ConfigurationError, UsageError
@@ -65,16 +65,11 @@ def _without_orphans(
         past for past in runs if past.is_orphan and past.run_id not in untold and not is_driven(folder, past.run_id)
     ]
     for past in left:
-        goes_on = f"`resume={past.run_id}` goes on with it"
-        say(f"note: {orphaned(past.run_id)}; {_TOO_EARLY if _is_unbegun(folder / past.run_id) else goes_on}")
+        goes_on, place = f"`resume={past.run_id}` goes on with it", folder / past.run_id
+        say(f"note: {orphaned(past.run_id)}; {_TOO_EARLY if place.is_dir() and not has_begun(place) else goes_on}")
     with contextlib.suppress(ConfigurationError), store.usable():
         store.mark(left)
     return [replace(past, status="KILLED", is_orphan=False) if past in left else past for past in runs]
-
-
-def _is_unbegun(files: Path) -> bool:
-    """Whether a run ended before its code was recorded, as far as its folder tells: no resume goes on with it."""
-    return files.is_dir() and not any((files / name).exists() for name in ("trace.jsonl", "journal.jsonl"))
 
 
 def _store(project: Path, uri: str | None) -> Store | None:

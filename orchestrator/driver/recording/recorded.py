@@ -12,7 +12,7 @@ from orchestrator.comm.synchronization import build_mode
 from orchestrator.common.registry import is_reference
 from orchestrator.config.settings import InitialSettings, Settings, determining, flat, kept
 from orchestrator.driver import copies
-from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.folders import RunFolder, has_begun
 from orchestrator.driver.preflight.private import COMMITMENT, commitment_in, of_record
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.optim.privacy.secret import Secret
@@ -145,7 +145,7 @@ class Recorded:
     def require_begun(self) -> None:
         """Raises NotRerunnable for a run that ended before its code was kept: nothing was computed, and whoever went on with it
         would have a run that cannot be repeated."""
-        if not self.files.trace.exists() and not self.files.journal.exists():
+        if not has_begun(self.files.path):
             raise NotRerunnable(
                 f"run {self.past.run_id} ({self.past.status}) ended before its code was recorded, and before its first step",
                 "launch it again",

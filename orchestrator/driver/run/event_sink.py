@@ -128,7 +128,7 @@ class EventSink:
                 "bits are the same on another processor"
             )
 
-    def other_data(self, run_manifest: Mapping[str, Any]) -> NotRerunnable | None:
+    def refusal(self, run_manifest: Mapping[str, Any]) -> NotRerunnable | None:
         """Why the run may not go on with the data that its workers have, or under strict with the bits that they compute. Other
         bits are told."""
         refused = self._record.other_data(run_manifest)

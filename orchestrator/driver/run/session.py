@@ -470,7 +470,7 @@ class Session:
             return
         generation = self._member_directory.generation(begin, checkpoint)
         if self._event_sink.outcome.generations == 0:
-            refused = self._event_sink.other_data(begin.run_manifest)
+            refused = self._event_sink.refusal(begin.run_manifest)
             if (refusal := refused or self._event_sink.crowded(generation, self._all_cards())) is not None:
                 self._decide(events.Failed(None, refusal))
                 return
