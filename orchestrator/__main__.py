@@ -14,6 +14,9 @@ def main() -> int:
         from orchestrator.cli import main
 
         return main.main()
+    except KeyboardInterrupt:  # before the command listens to signals
+        print("error: interrupted by SIGINT", file=sys.stderr)
+        return 130
     except (ImportError, AttributeError) as error:
         from orchestrator.common import shadowing
 

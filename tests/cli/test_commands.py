@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import __main__ as entry
 from orchestrator.cli import command_table, completion, export, main
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_table import COMMANDS, Command, the_command
@@ -62,6 +63,17 @@ def test_help_lists_the_optimizers_with_their_keys() -> None:
     assert told.startswith(described("optimizer"))
     assert "\n  sgd: lr (0.001), momentum (0), dampening (0), weight_decay (0)" in told
     assert "\n  lamb: lr (0.001), betas ([0.9, 0.999])" in told
+
+
+def test_an_interrupt_of_the_first_imports_is_an_error_like_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.cli.process_setup.prepare", interrupted)
+    assert entry.main() == 130
+    assert capsys.readouterr().err == "error: interrupted by SIGINT\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=list(COMMANDS))

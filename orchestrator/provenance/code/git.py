@@ -32,6 +32,9 @@ _ALWAYS = {
 }
 _GIT = ("git", "-c", "core.fsmonitor=false")
 _PIECE_BYTES = 1 << 16
+_OF_ITS_OWN = (
+    0  # an interrupt typed at a terminal is for the command, which may still record its code; git asks nothing there
+)
 ALONE = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": os.devnull}
 
 
@@ -61,6 +64,7 @@ def run(
             stdin=source,
             stdout=stdout or subprocess.PIPE,
             stderr=subprocess.PIPE,
+            process_group=_OF_ITS_OWN,
             check=False,
         )
     except FileNotFoundError as error:
@@ -90,6 +94,7 @@ def entries(folder: Path, *arguments: str, variables: Mapping[str, str] | None =
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        process_group=_OF_ITS_OWN,
     ) as process:
         assert process.stdout is not None
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,9 @@ def test_variables_of_an_outer_git_are_not_obeyed(repository: Path, monkeypatch:
 def test_a_refusal_names_the_command_whatever_options_come_before_it(repository: Path) -> None:
     with pytest.raises(GitError, match=r"^git cat-file: "):
         run(repository, "-c", "core.bigFileThreshold=1m", "--literal-pathspecs", "cat-file", "-t", "nothing")
+
+
+def test_an_interrupt_typed_at_a_terminal_is_not_for_git(repository: Path) -> None:
+    """It reaches the group of the command, which ends in order: its code is still recorded."""
+    group = int(run(repository, "-c", "alias.group=!ps -o pgid= -p $PPID", "group"))
+    assert group != os.getpgrp()
