@@ -112,6 +112,14 @@ def test_a_missing_bucket_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == []
 
 
+def test_no_byte_is_asked_for_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 gives the whole file for such a range, or refuses it."""
+    place = Remote(f"memory://{secrets.token_hex(8)}")
+    place.put("a", [b"12345"])
+    monkeypatch.setattr(place._files, "cat_file", lambda *_arguments, **_options: b"12345")
+    assert place.get("a", 3, 3) == b""
+
+
 def test_errors_of_other_libraries_become_os_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Remote("memory://errors")
 
