@@ -34,6 +34,13 @@ except (ImportError, AttributeError) as error:
 
     shadowing.tell(error)
     raise
+except KeyboardInterrupt:
+    import sys
+
+    if sys.argv[:1] != ["-m"]:  # a program of the user's own
+        raise
+    print("error: interrupted by SIGINT", file=sys.stderr)
+    sys.exit(130)
 
 __all__ = [
     "Card",

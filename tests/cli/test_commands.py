@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_an_interrupt_of_the_first_imports_is_an_error_like_others(
     monkeypatch.setattr("orchestrator.cli.process_setup.prepare", interrupted)
     assert entry.main() == 130
     assert capsys.readouterr().err == "error: interrupted by SIGINT\n"
+
+
+def test_so_is_one_while_python_finds_the_package(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("raise KeyboardInterrupt")  # it comes from an import that `orchestrator` makes
+    command = [sys.executable, "-m", "orchestrator", "runs"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode in (130, -signal.SIGINT)  # Python ends by the signal where text is being executed
+    assert done.stderr == "error: interrupted by SIGINT\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=list(COMMANDS))
