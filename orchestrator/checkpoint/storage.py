@@ -226,15 +226,14 @@ def _write(descriptor: int, data: memoryview) -> None:
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    try:
+    """It stays where this process may not remove it: it may only read these checkpoints."""
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError):
-        return
-    try:
-        if locks.try_lock(descriptor):  # else its writer lives
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
+        try:
+            if locks.try_lock(descriptor):  # else its writer lives
+                path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
 
 
 def _say(error: OSError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import secrets
@@ -197,6 +198,19 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(tmp_pat
     go_on.set()
     writer.join()
     assert (storage.sizes(), storage.get("a")) == ({"a": 2}, b"12")
+
+
+def test_what_a_dead_writer_left_stays_where_nothing_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LocalFolder(tmp_path).put("a", [b"1"])
+    (tmp_path / ".writing-0123").write_bytes(b"torn")
+
+    def refused_by_kernel(path: Path, *, missing_ok: bool) -> None:  # noqa: ARG001
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused_by_kernel)
+    assert LocalFolder(tmp_path).get("a") == b"1"
 
 
 KILLED = """
