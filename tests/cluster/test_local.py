@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +193,24 @@ def test_a_place_for_temporary_files_that_ray_does_not_take_is_left_alone(
     folder = session_folders.new()
     session_folders.remove(folder)
     assert str(folder.parent) == "/tmp"
+
+
+def test_of_the_users_of_a_folder_only_those_that_write_there_are_killed() -> None:
+    """Another launch may remove the folder at the same moment, and has its subfolders open then."""
+    folder = session_folders.new()
+    log = folder / "raylet.out"
+    with log.open("w") as stream:
+        helper = subprocess.Popen(["sleep", "100"], stdout=stream)
+    with log.open() as stream:
+        reader = subprocess.Popen(["sleep", "100"], stdin=stream)
+    try:
+        session_folders.remove(folder)
+        assert helper.wait(10) == -signal.SIGKILL
+        assert reader.poll() is None
+    finally:
+        for each in (helper, reader):
+            each.kill()
+            each.wait()
 
 
 @pytest.mark.usefixtures("clock")

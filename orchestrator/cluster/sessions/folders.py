@@ -99,10 +99,19 @@ def remove(folder: Path) -> None:
 
 
 def _kill_users(folder: Path) -> None:
-    """Kill this user's other processes that hold a file of the folder open: Ray's helpers write their logs there."""
+    """Kill this user's other processes that write in the folder: Ray's helpers have their logs there. One that reads is spared:
+    it may be another launch, which removes the folder at the same moment."""
     for process in Path("/proc").glob("[0-9]*"):
         if process.name == str(os.getpid()):
             continue
         with contextlib.suppress(OSError):
-            if any(str(file.readlink()).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
+            if any(_writes(process, file, folder) for file in (process / "fd").iterdir()):
                 os.kill(int(process.name), signal.SIGKILL)
+
+
+def _writes(process: Path, file: Path, folder: Path) -> bool:
+    """file: one that the process has open, in /proc. Raises OSError."""
+    if not str(file.readlink()).startswith(f"{folder}/"):
+        return False
+    fields = dict(line.split(":", 1) for line in (process / "fdinfo" / file.name).read_text().splitlines())
+    return int(fields["flags"], 8) & os.O_ACCMODE != os.O_RDONLY
