@@ -24,14 +24,12 @@ from torch.utils._pytree import tree_leaves
 
 from orchestrator.common import nondeterministic
 from orchestrator.numerics import determinism
+from orchestrator.numerics.digests import prints_of
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.refused_operation import frames_of, innermost, nodes_of, noting_lines
 from orchestrator.worker.model.replica import Replica, parameters_of, whole_gradients
 
 _AGAIN: Final = 4  # times; atomic operations are not out of order each time
-_PIECE: Final = 2**22  # elements that are fingerprinted together
-_ODD: Final = 0x9E3779B97F4A7C15 - 2**64
-_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNWRITTEN: Final = re.compile(r"^aten::(new_)?empty|^aten::resize")  # leave memory that nobody has written
 
 
@@ -240,19 +238,7 @@ def _bits(value: Any) -> Any:
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """A fingerprint of a tensor's bits, computed where it lies: a sum of integers, so in any order. 0 for one that is not in
-    strided memory."""
+    """A fingerprint of a tensor's bits, computed where it lies. 0 for one that is not in strided memory."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         return 0
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    bits = plain.contiguous().reshape(-1).view(_INTEGERS[plain.element_size()])
-    return sum(_sum(bits[first : first + _PIECE], first) for first in range(0, len(bits), _PIECE)) % 2**64
-
-
-def _sum(bits: torch.Tensor, first: int) -> int:
-    """first: the place of the first one."""
-    mixed = bits.long() * _ODD + torch.arange(first + 1, first + len(bits) + 1, device=bits.device)
-    for shift in (32, 29):  # so that values in another order have another sum
-        mixed = (mixed ^ (mixed >> shift)) * _ODD
-    return int((mixed ^ (mixed >> 32)).sum())
+    return prints_of([tensor.detach().resolve_conj().resolve_neg()])[0]
