@@ -39,7 +39,6 @@ from tests.worker.elastic import Elastic, Fault, elastic_settings
 from tests.worker.pipelines import Batch
 from tests.worker.runs import ONE, PATIENCE_S, Layout, members_end, train, windows_of
 from tests.worker.toys import ERROR_FEEDBACK
-from tests.worker.work_stealing import last_of_most
 
 pytestmark = pytest.mark.threads
 
@@ -75,6 +74,14 @@ def test_a_generation_that_broke_off_is_older_than_all_that_follows(memory: int)
         found.append((board.is_free(0, stamp_of(4, 7)), board.claim(deal)))
     assert found == [(True, 0), (True, 0), (False, -1)]
     assert not board.is_free(0, stamp_of(4, 7))
+
+
+def last_of_most(free: Sequence[Sequence[int]], kept: int) -> int | None:
+    """The shard that an idle worker claims; None if there is none to be had. free: of each other worker of its host the
+    shards that nobody has claimed, in order. kept: so many are left to each, which its loaders have read ahead: whoever took
+    one would read it again."""
+    most = max(free, key=len, default=())
+    return most[-1] if len(most) > kept else None
 
 
 @given(
