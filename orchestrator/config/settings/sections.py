@@ -32,7 +32,7 @@ from orchestrator.common.values import Every, Sites, Steps, Workers, are_labels,
 from orchestrator.data.sampling.mixtures import LONGEST, are_weights
 from orchestrator.records.loggers import LOGGERS
 
-MOST_NOISE = 1000.0  # of `optim.privacy.quantization_grid`, which needs torch
+MOST_NOISE = 1000.0  # with more, sums of `optim.privacy.quantization_grid` could exceed 64 bits
 KeyPath = tuple[str, ...]
 
 

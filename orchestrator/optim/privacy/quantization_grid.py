@@ -28,8 +28,6 @@ from orchestrator.optim.privacy import noise
 from orchestrator.optim.privacy.keys import Stream
 
 BITS: Final = 40
-MOST_CLIENTS: Final = 1 << 19
-MOST_NOISE: Final = 1000.0
 _LOSS_BITS, _LOSS_LIMIT = 24, 2.0**16
 _AT_ONCE: Final = 1 << 20  # elements, of which a copy in float64 stays in a processor's cache
 _TOGETHER: Final = 1 << 22  # elements of small tensors that a device takes at once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.config.settings.rules.rule import Case, Rule
 
-MOST_CLIENTS = 1 << 19  # of `optim.privacy.quantization_grid`, which needs torch
+MOST_CLIENTS = 1 << 19  # with more, sums of `optim.privacy.quantization_grid` could exceed 64 bits
 _CLIPPED = Case(("privacy.clipping_norm",), lambda norm: norm is not None)
 _NOISY = Case(("privacy.noise_multiplier",), lambda multiplier: multiplier > 0)
 
