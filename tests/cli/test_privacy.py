@@ -1,25 +1,22 @@
-"""The page about privacy: its commands run in the order in which a reader types them, its settings load; the secret is nowhere,
-and without it there is no rerun."""
+"""The page about privacy: its commands run in the order in which a reader types them; the secret is nowhere, and without it
+there is no rerun."""
 
 from __future__ import annotations
 
 import json
 import re
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from orchestrator.config.settings import Settings, load
 from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits
 
 PAGE = (REPOSITORY / "docs" / "privacy.md").read_text()
 COMMANDS = [
     line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()
 ]
-EXAMPLES = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)]
 MASKED = """
 import os, signal
 
@@ -45,7 +42,6 @@ class DiesOnce(Digits):
 
         Masks.add = add_and_die
 """
-NEEDED = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
 
 
 @pytest.mark.long
@@ -172,11 +168,6 @@ def test_a_worker_killed_right_after_masking_changes_no_bit(tmp_path: Path) -> N
 
 def _shows(data: bytes, value: bytes) -> bool:
     return any(form in data for form in (value, value.hex().encode(), value.hex().upper().encode()))
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_the_settings_of_the_page_load(example: str) -> None:
-    assert isinstance(load([NEEDED, yaml.safe_load(example.replace("1e-4", "0.0001"))], []), Settings)
 
 
 @pytest.mark.long
