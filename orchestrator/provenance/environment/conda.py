@@ -22,7 +22,6 @@ from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.environment import packages
 from orchestrator.records import redaction
 
-FILE = "conda.txt"
 _META = "conda-meta"
 _TOOLS = ("micromamba", "mamba", "conda")
 _ADDRESS = re.compile(r"(?:https?|file)://[^\s\x00-\x1f]+", re.ASCII)
