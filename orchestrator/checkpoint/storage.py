@@ -7,6 +7,7 @@ stand under its final name, and digests expose it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -85,13 +86,17 @@ def try_out(place: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in it are on the disk, where this user may ask for that. Raises OSError."""
+    """Wait until the names in it are on the disk, where this user may ask for that and the file system can do it: shared
+    folders of virtual machines and some network file systems cannot. Raises OSError."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(descriptor)
 

@@ -6,11 +6,12 @@ import errno
 import os
 import resource
 import secrets
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,24 @@ def test_no_call_writes_so_much_that_the_kernel_makes_room_for_large_pages(
     LocalFolder(tmp_path).put("a", [b"x" * (1 << 20), b"y"])
     assert max(sizes) <= 512 << 10
     assert sum(sizes) == (1 << 20) + 1
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_that_does_not_sync_folders_holds_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A disk that fails is an error all the same."""
+    true_fsync = os.fsync
+
+    def only_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        true_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    with pytest.raises(OSError, match="Input/output") if number == errno.EIO else nullcontext():
+        LocalFolder(tmp_path / "new").put("a", [b"1"])
+        assert LocalFolder(tmp_path / "new").get("a") == b"1"
 
 
 def test_a_file_that_may_not_grow_is_given_up_whole(tmp_path: Path) -> None:
