@@ -67,7 +67,6 @@ OF_TORCH = {
     "worker/model/construction.py": "the classes of norms",
     "worker/model/refusals.py": "the classes of norms",
     "worker/model/moving_buffers.py": "the classes of norms with moving buffers, and the hooks of the older ones",
-    "worker/model/watched_step.py": "whether a gradient was changed",
     "worker/model/replica.py": "whether a parameter was changed",
     "worker/model/recorder.py": "memory of a capture that failed",
     "worker/pipeline_parallel/fake_tensors.py": "a parameter that is no tensor of numbers",

@@ -444,7 +444,7 @@ def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict
             kept.update((f"pipeline's attribute {key!r}", each[key]) for each in held for key in each)
     strange = [key for key in optimizer.state if id(key) not in known]
     found = {name: told for name, value in kept.items() if (told := aside.bytes_of(value, known)) is not None}
-    return found | ({"attribute 'state'": repr(strange).encode()} if strange else {})
+    return found | {f"state of {_said(key)}": b"" for key in strange}
 
 
 def _users_kinds(kind: type) -> list[type]:

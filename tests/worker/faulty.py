@@ -851,17 +851,6 @@ class RaisesInStep(Optimizing):
             raise UserError("no step")
 
 
-class OverwritesGradients(Optimizing):
-    """Gradient centralisation, in place: what peers may be reading."""
-
-    class Optimizer(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad.sub_(parameter.grad.mean())
-            return super().step(closure)
-
-
 class CountsInOptimizer(Optimizing):
     """A decay of the optimizer's own, by a count that nobody saves."""
 
@@ -981,15 +970,6 @@ class KeepsAStateForAll(Optimizing):
     class Optimizer(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             self.state["all"]["steps"] = 1  # type: ignore[index]
-            return super().step(closure)
-
-
-class ScalesGradientsThroughData(Optimizing):
-    class Optimizer(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad.data.add_(parameter.data, alpha=0.1)
             return super().step(closure)
 
 
@@ -1254,11 +1234,6 @@ class RemovesOption(Optimizing):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return self.Optimizer([{"params": list(model.parameters()), "steps": 0}], lr=0.1)
-
-
-class NesterovForeach(Numbered):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
 
 
 class RaisesInMetrics(Numbered):

@@ -34,7 +34,6 @@ REFUSED = [
     (f.SeveralOptimizers, "optimizer() returned a tuple"),
     (f.Sharpness, "calls the model again within its step"),
     (f.ObjectInGroups, "filter is a builtins.object, which a checkpoint cannot hold"),
-    (f.OverwritesGradients, "changed gradients in place"),
     (f.CountsInOptimizer, "changed its attribute 'decay'"),
     (f.AveragesInOptimizer, "changed its attribute 'slow' (step 1)"),
     (f.BuildsASchedule, "LambdaLR"),

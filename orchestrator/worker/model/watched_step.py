@@ -16,7 +16,6 @@ from orchestrator.optim.optimizers import kept_aside
 from orchestrator.pipeline import naming
 from orchestrator.worker.model import snapshot
 
-_HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
 _MOST_TRIED = 2**24  # elements: the steps of a larger model would hold up a launch
 _TRIED = 2  # steps
 
@@ -31,23 +30,26 @@ class Step(NamedTuple):
 
 
 def take(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None:
-    """Take the step, by `act`, which finds its gradients as views of `gradients`; peers may still be reading those. Raises
-    PipelineRaised."""
-    version = gradients._version
+    """Take the step, by `act`, which finds its gradients as views of `gradients`, or copies if it may change them: peers may
+    still be reading those. Raises PipelineRaised."""
     optimizers.begin_late(this.optimizer)
-    if optimizers.is_of_torch(this.optimizer):
+    is_of_torch = optimizers.is_of_torch(this.optimizer)
+    if not is_of_torch or any(
+        group.get("foreach") for group in this.optimizer.param_groups
+    ):  # as torch's SGD by Nesterov
+        _give_copies(this.model, gradients)
+    if is_of_torch:
         _take(this, act)
-        same = True  # each of torch's operations raises versions
     else:
-        head = gradients[:_HEAD].clone()
         _take_watched(this, gradients, act)
-        same = torch.equal(gradients[:_HEAD], head)
-    if gradients._version != version or not same:
-        raise PipelineRaised(
-            f"the optimizer changed gradients in place (step {this.number})",
-            "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
-            code="optimizer.changes-gradients",
-        )
+
+
+def _give_copies(model: torch.nn.Module, gradients: torch.Tensor) -> None:
+    """Clipping has made new gradients where it scaled any."""
+    place = gradients.untyped_storage().data_ptr()
+    for parameter in model.parameters():
+        if parameter.grad is not None and parameter.grad.untyped_storage().data_ptr() == place:
+            parameter.grad = parameter.grad.clone()
 
 
 def _take(this: Step, act: Callable[[], object]) -> None:
@@ -67,7 +69,7 @@ def _take_watched(this: Step, gradients: torch.Tensor, act: Callable[[], object]
             raise PipelineRaised(
                 f"the optimizer changed its {name} (step {step}), which no checkpoint and no worker that joins "
                 "would have",
-                "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
+                "keep it in optimizer.state[parameter] or param_groups, or in frozen parameters of the model",
                 code="optimizer.attribute",
             )
     for what, mark in optimizers.model_marks(optimizer, model).items():
