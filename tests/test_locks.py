@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import errno
+import fcntl
 import os
 import signal
 import stat
@@ -227,6 +229,20 @@ def test_a_command_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
             process.terminate()
             _, told = process.communicate(timeout=60)
     assert "KeyboardInterrupt: SIGTERM" in told
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As Lustre mounted without them, or NFS without a lock manager."""
+
+    def lock(descriptor: int, operation: int) -> None:  # noqa: ARG001
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with refused("lock.not-taken", str(tmp_path / "lock")), locks.held(tmp_path / "lock"):
+        pass
+    with refused("lock.not-taken", str(tmp_path / "lock")):
+        locks.take(tmp_path / "lock")
 
 
 def test_a_lock_that_cannot_be_opened_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class LocalFolder:
         while True:
             path = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            if locks.try_lock(descriptor) and os.fstat(descriptor).st_nlink:
+            if _is_ours(descriptor) and os.fstat(descriptor).st_nlink:
                 return descriptor, path
             os.close(descriptor)  # somebody's opening took it for abandoned before it was locked
             path.unlink(missing_ok=True)
@@ -228,6 +228,14 @@ class Remote:
 def _write(descriptor: int, data: memoryview) -> None:
     while data:
         data = data[os.write(descriptor, data[:_WRITE_BYTES]) :]
+
+
+def _is_ours(descriptor: int) -> bool:
+    """Whether nobody takes the file for abandoned: where there are no locks, nobody removes such files."""
+    try:
+        return locks.try_lock(descriptor)
+    except OSError:
+        return True
 
 
 def _remove_if_abandoned(path: Path) -> None:

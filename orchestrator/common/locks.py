@@ -62,8 +62,8 @@ def heard(posted: Callable[[], str | None]) -> Iterator[None]:
 @contextmanager
 def held(path: Path, look: Callable[[], None] | None = None, *, signed: bool = True) -> Iterator[None]:
     """Within the block no other process has this lock. look: called in each turn of a wait instead of what is usual here, and
-    may raise; signed: whether the holder writes its name there. Raises UsageError where the file cannot be opened, and
-    Interrupted."""
+    may raise; signed: whether the holder writes its name there. Raises UsageError where the file cannot be opened or
+    locked, and Interrupted."""
     descriptor = _waited_for(path, look, signed=signed)
     try:
         yield
@@ -72,11 +72,12 @@ def held(path: Path, look: Callable[[], None] | None = None, *, signed: bool = T
 
 
 def take(path: Path) -> int:
-    """The descriptor of the lock, which closing it frees. Raises LockTaken, and UsageError where the file cannot be opened."""
+    """The descriptor of the lock, which closing it frees. Raises LockTaken, and UsageError where the file cannot be opened or
+    locked."""
     for tried in range(_TRIES):
         time.sleep(tried and _LONGEST_PAUSE_S)
         descriptor = _opened(path)
-        if try_lock(descriptor) and is_at(path, descriptor):
+        if _tried(path, descriptor) and is_at(path, descriptor):
             _sign(descriptor)
             return descriptor
         who = holder(descriptor)
@@ -179,7 +180,7 @@ def _waited_for(path: Path, look: Callable[[], None] | None, *, signed: bool) ->
     while True:
         descriptor = _opened(path)
         try:
-            if try_lock(descriptor) and is_at(path, descriptor):
+            if _tried(path, descriptor) and is_at(path, descriptor):
                 if signed:
                     _sign(descriptor)
                 return descriptor
@@ -188,6 +189,19 @@ def _waited_for(path: Path, look: Callable[[], None] | None, *, signed: bool) ->
             raise
         os.close(descriptor)
         look()
+
+
+def _tried(path: Path, descriptor: int) -> bool:
+    """Raises UsageError where there are no locks."""
+    try:
+        return try_lock(descriptor)
+    except OSError as error:
+        raise UsageError(
+            f"the lock {path} cannot be taken: {error.strerror}",
+            "keep the project on a file system that has locks (flock): a local one, or Lustre that is mounted with the option "
+            "flock, or NFS with its lock manager",
+            code="lock.not-taken",
+        ) from error
 
 
 _REMEDY = "wait for its end, or end it; where that is no process of orchestrator, remove the file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import secrets
@@ -168,6 +169,18 @@ def test_no_call_writes_so_much_that_the_kernel_makes_room_for_large_pages(
     LocalFolder(tmp_path).put("a", [b"x" * (1 << 20), b"y"])
     assert max(sizes) <= 512 << 10
     assert sum(sizes) == (1 << 20) + 1
+
+
+def test_a_file_system_without_locks_holds_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre mounted without them. The unfinished file of a dead writer stays there."""
+
+    def lock(descriptor: int, operation: int) -> None:  # noqa: ARG001
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    (tmp_path / ".writing-0123").write_bytes(b"torn")
+    LocalFolder(tmp_path).put("a", [b"1"])
+    assert (LocalFolder(tmp_path).sizes(), names(tmp_path)) == ({"a": 1}, [".writing-0123", "a"])
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
