@@ -60,6 +60,23 @@ def test_a_callback_that_failed_is_a_warning_and_what_one_found_is_a_metric(tmp_
     assert shown == ["warning: on_evaluation after step 20, the run goes on: on_evaluation() raised ValueError: no"]
 
 
+def test_a_private_run_that_is_gone_on_with_knows_the_privacy_that_is_spent() -> None:
+    """Also where no step is left, and where members have made steps that the last driver had not heard of."""
+    told: list[Any] = []
+    tracker: Any = SimpleNamespace(metrics=lambda step, values: told.append((step, values)))
+    record: Any = SimpleNamespace(tracker=tracker, journal=None)
+    sink = EventSink(record, Audience(SimpleNamespace()), float)  # an epsilon of one for each step
+    spent: list[float | None] = []
+    for steps in (0, 8):
+        sink.goes_on(steps, None, {}, steps or None, 0)
+        spent.append(sink.outcome.epsilon)
+    assert spent == [None, 8.0]
+    sink.catches_up(
+        [{"step": 7, "loss": "hmac:f"}, {"event": "evaluated", "step": 7, "metrics": {"validation/loss": 1.0}}]
+    )
+    assert told == [(7, {"train/epsilon": 8.0}), (7, {"validation/loss": 1.0})]
+
+
 def test_metrics_are_sent_before_a_checkpoint_of_their_steps_counts() -> None:
     """Or a run that is resumed from it would never send those of a driver that was killed before its next `tick`."""
     done: list[str] = []

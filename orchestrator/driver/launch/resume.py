@@ -140,8 +140,8 @@ def with_weights(
 def _finished(past: Past) -> RunOutcome:
     """The outcome of a run that had finished, and MLflow lacked that."""
     metrics = {key: value for key, value in past.metrics.items() if key.startswith("validation/")}
-    loss = past.metrics.get("train/loss")
-    return RunOutcome(steps=past.steps or 0, loss=loss, digest=past.digest, metrics=metrics)
+    loss, epsilon = past.metrics.get("train/loss"), past.metrics.get("train/epsilon")
+    return RunOutcome(steps=past.steps or 0, loss=loss, digest=past.digest, metrics=metrics, epsilon=epsilon)
 
 
 def _check_filed(before: Settings, after: Settings) -> None:

@@ -99,14 +99,19 @@ class EventSink:
     ) -> None:
         """Take over what was reported before, where a run is resumed. first: step that the run begins with."""
         self._first = first
-        self.outcome = replace(self.outcome, steps=steps, loss=loss, metrics=dict(metrics), checkpoint=checkpoint)
+        self.outcome = replace(
+            self.outcome,
+            steps=steps,
+            loss=loss,
+            metrics=dict(metrics),
+            checkpoint=checkpoint,
+            epsilon=self._spent(steps),
+        )
 
     def catches_up(self, untold: Iterable[Mapping[str, Any]]) -> None:
         """Tell MLflow of lines of the trace and of evaluations that are in the files already."""
         for entry in untold:
-            loss = None if "event" in entry else trace.loss_of(entry)
-            metrics = entry["metrics"] if "event" in entry else {} if loss is None else {"train/loss": loss}
-            self._tracker.metrics(entry["step"], metrics)
+            self._tracker.metrics(entry["step"], entry["metrics"] if "event" in entry else self._metrics_of(entry))
 
     def takes_over(self, taken_over: TakenOver, steps_lost: int) -> None:
         """Another driver has died; how long that took is known with the first step. steps_lost: those that are done again."""
@@ -334,14 +339,19 @@ class EventSink:
 
     def _step(self, line: Mapping[str, Any]) -> None:
         """Tell MLflow and the user's function of a step. Its line stands in the trace, not in the journal."""
-        step, loss = line["step"], trace.loss_of(line)
-        told = {} if loss is None else {"train/loss": loss}
-        self.outcome = replace(self.outcome, steps=step + 1, loss=loss)
-        if self._epsilon is not None:
-            told["train/epsilon"] = epsilon = self._epsilon(step + 1)
-            self.outcome = replace(self.outcome, epsilon=epsilon)
+        step, told = line["step"], self._metrics_of(line)
+        loss, epsilon = told.get("train/loss"), told.get("train/epsilon")
+        self.outcome = replace(self.outcome, steps=step + 1, loss=loss, epsilon=epsilon)
         self._tracker.metrics(step, told)
         self._call_back({"event": "step", "step": step, "loss": loss})
+
+    def _metrics_of(self, line: Mapping[str, Any]) -> dict[str, float]:
+        """As a line of the trace tells them."""
+        found = {"train/loss": trace.loss_of(line), "train/epsilon": self._spent(line["step"] + 1)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _spent(self, steps: int) -> float | None:
+        return self._epsilon(steps) if self._epsilon is not None and steps else None
 
     def began(self, told: Sequence[Mapping[str, Any]]) -> None:
         """Record what was done before the first step, by the driver or by a member (`records.phases`)."""
