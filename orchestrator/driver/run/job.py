@@ -73,7 +73,6 @@ from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     DataDamaged,
-    Interrupted,
     OrchestratorError,
     RunFailed,
     WorkerLost,
@@ -354,7 +353,7 @@ class Job:
         data, servers = self.plan.data, cluster.members.servers if self.plan.data.sites else 0
         sites = workers_at(data.sites, cluster.members.most, data.shards) if data.sites else {}
         need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together, sites, cluster.card_type)
-        slots = held.enter_context(reserved(need, timeout_s, self._check, trouble))
+        slots = held.enter_context(reserved(need, timeout_s, self.pending_signal.check, trouble))
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus, **need.placement()}
         if cluster.address is None:
             here, also = str(self.project), self._variables()
@@ -367,7 +366,9 @@ class Job:
             return slots_of_run, lambda _node, in_copy: recorded.check(in_copy=in_copy)
         begins = self.plan.run.initial
         needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
-        project = Project(self.project, needed, timeout_s, self._check, self.settings.environment.variables)
+        project = Project(
+            self.project, needed, timeout_s, self.pending_signal.check, self.settings.environment.variables
+        )
         workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
         places = [
             ActorPlacement(
@@ -461,10 +462,6 @@ class Job:
     def _has_no_failover(self, why: str) -> None:
         self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {why}")
 
-    def _check(self) -> None:
-        if self.pending_signal.signal is not None:
-            raise Interrupted(f"interrupted by {self.pending_signal.signal}", code="run.interrupted")
-
     def _own_ray(self) -> AbstractContextManager[RaySession]:
         """Joined, or started for this job with as many CPUs as it may need (rule D4)."""
         cluster = self.plan.cluster
@@ -475,7 +472,7 @@ class Job:
         return LocalRay(
             cluster.cpus * members,
             cluster.timeouts.start_s,
-            self._check,
+            self.pending_signal.check,
             runtime_envs=False,
             metrics_port=port,
             outlived=self.supervision is not None,

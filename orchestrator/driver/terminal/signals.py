@@ -19,6 +19,7 @@ from types import FrameType
 from orchestrator.common import locks
 from orchestrator.common.processes import handle
 from orchestrator.driver.terminal import notebook
+from orchestrator.errors import Interrupted
 
 WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -38,6 +39,11 @@ class PendingSignal:
         after that."""
         if self.signal is None and threading.current_thread() is threading.main_thread():  # others get no signals
             _handle(self._post)
+
+    def check(self) -> None:
+        """Raises Interrupted if a signal came."""
+        if self.signal is not None:
+            raise Interrupted(f"interrupted by {self.signal}", code="run.interrupted")
 
     def _post(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signal = signal.Signals(number).name

@@ -32,7 +32,6 @@ from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import (
     ConfigurationError,
-    Interrupted,
     OrchestratorError,
     RunFailed,
     UsageError,
@@ -220,18 +219,13 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: TrialBo
         with JoinedRay(cluster.address) as joined:
             yield joined
         return
-
-    def check() -> None:
-        if pending_signal.signal is not None:
-            raise Interrupted(f"interrupted by {pending_signal.signal}", code="run.interrupted")
-
     members = cluster.members.total(cluster.members.most) * described.parallel
     cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))
     if cpus > cores:
         board.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
     port = described.settings.tracking.metrics_port
     actors = Actors(1.0, *visible_cards.for_ray(wanted=bool(cluster.gpus)))
-    with LocalRay(cpus, cluster.timeouts.start_s, check, metrics_port=port, actors=actors) as ray:
+    with LocalRay(cpus, cluster.timeouts.start_s, pending_signal.check, metrics_port=port, actors=actors) as ray:
         yield ray
 
 

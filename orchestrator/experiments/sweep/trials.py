@@ -120,8 +120,7 @@ class Trials:
             raise first
 
     def _run(self, place: TrialRung, point: Mapping[str, Any]) -> None:
-        if self.pending_signal.signal is not None:
-            raise Interrupted(f"interrupted by {self.pending_signal.signal}", code="run.interrupted")
+        self.pending_signal.check()
         self.board.begins(place, point, self.sweep.course.steps_of(place[1]))
         try:
             with phases.of_a_launch():
