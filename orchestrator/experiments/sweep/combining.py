@@ -15,7 +15,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import Interrupted, RunFailed, coded
+from orchestrator.errors import RunFailed, coded
 from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.members import Ensemble
 from orchestrator.experiments.sweep.record import SweepRecord
@@ -122,7 +122,7 @@ def _computing(ensemble: Ensemble, settings: Settings, record: SweepRecord, fold
     trace = RunFolder(folder, str(record.known.ended[0, 0].run_id)).trace
     # Early stopping may have ended it before run.steps, and it may have begun with the state of another run.
     steps = max((line["step"] + 1 for line in lines.written(trace)), default=run.steps or 1)
-    return Computing(ensemble.seed, ensemble.seed, rows, steps, run.threads, run.precision, run.arithmetic)
+    return Computing(ensemble.seed, rows, steps, run.threads, run.precision, run.arithmetic)
 
 
 def _asked(request: Request, place: Path, settings: Settings, pending_signal: PendingSignal) -> Combined:
@@ -132,6 +132,5 @@ def _asked(request: Request, place: Path, settings: Settings, pending_signal: Pe
     request.write(asked)
     command = [sys.executable, "-m", _MODULE, str(asked), str(told)]
     child_process.run(command, Path.cwd(), {**os.environ, **path, **portable}, pending_signal)
-    if pending_signal.signal is not None:
-        raise Interrupted(f"interrupted by {pending_signal.signal}", code="run.interrupted")
+    pending_signal.check()
     return answered(told)

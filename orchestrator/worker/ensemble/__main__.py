@@ -25,7 +25,7 @@ def combine(request: Request) -> Combined:
     determinism.prepare_thread(computing.threads, arithmetic=computing.arithmetic)
     compute = Compute("cpu", computing.threads, computing.precision, False, computing.arithmetic)
     run = Run(blueprint.source, compute, computing.seed, computing.steps, None)
-    data = Data(1, Steps.constant(computing.rows), 0, seed=computing.data_seed)
+    data = Data(1, Steps.constant(computing.rows), 0, seed=computing.seed)
     workload = PipelineAdapter(table.find(blueprint.source), run, data)
     judge = Judge(workload, computing.rows, computing.steps - 1, computing.seed)
     model = blueprint.build(workload.pipeline)

@@ -21,8 +21,7 @@ from orchestrator.worker.ensemble.saved import Blueprint
 class Computing:
     """How a member's process computes."""
 
-    seed: int  # of the ensemble
-    data_seed: int  # of `datasets()`
+    seed: int  # of the ensemble, also of `datasets()`
     rows: int  # of a batch
     steps: int  # how many updates a member has had
     threads: int  # of torch

@@ -243,7 +243,7 @@ def request(folder: Path, **changes: Any) -> Request:
         files.append(str(folder / f"{number}.safetensors"))
         save_file({name: tensor.clone() for name, tensor in member.state_dict().items()}, files[-1])
         digests.append(model_digest(member))
-    computing = Computing(3, 3, 6, 1, 1, "float32", "native")
+    computing = Computing(3, 6, 1, 1, "float32", "native")
     return replace(Request(BLUEPRINT, computing, files, digests, str(folder / "model")), **changes)
 
 
