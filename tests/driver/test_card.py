@@ -49,7 +49,6 @@ FACTS = CardContents(
     code={"tree": "895a", "origin": "c0ffee", "project": "", "changed": [f"{i}.py" for i in range(22)]},
     data={"inputs": [INPUT], "profile": {"length": 5, "sampled": 5, "fields": {}}},
     nodes={"here": NODE},
-    identity={"identity": "1d"},
     settings={"run.seed": 1, "run.epochs": None},
     execution={"run.name": "a `b`\nc"},
     said=["the same digest as an earlier run"],

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from orchestrator import errors
 from orchestrator.checkpoint import stream_log
@@ -44,11 +44,11 @@ from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.driver.terminal import console
-from orchestrator.errors import NotRerunnable, OrchestratorError, OutOfDeviceMemory, RunFailed, Status
+from orchestrator.errors import NotRerunnable, OrchestratorError, OutOfDeviceMemory, RunFailed
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.provenance.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
+from orchestrator.provenance.tracking import DIGEST_OF_BEST, STATUS, TRACE, Store, Tracker
 from orchestrator.records import barriers, files_read, identity, input_audit, lines, merkle, times, trace
 from orchestrator.records.comparison import LISTING, Run, compare
 from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
@@ -65,11 +65,6 @@ _OF_THE_DATA = {
     "files": "another list of training files",
     "partition": "other owners or weights of samples",
     "subset": "another subset of samples",
-}
-_MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "killed": "KILLED",
 }
 
 
@@ -415,7 +410,7 @@ class Record:
             self.tracker.artifact(picture, "pictures")
         if self.files.weights.exists():
             self.tracker.artifact(self.files.weights, "model")
-        self.tracker.end(_MLFLOW[status])
+        self.tracker.end(STATUS[status])
         untold = self.logger_feed.end(status, {**_results(outcome), "digest": outcome.digest})
         outcome = replace(outcome, not_logged=(*outcome.not_logged, *untold))
         self.files.release()
@@ -488,7 +483,6 @@ class Record:
     def _card(self, outcome: RunOutcome) -> card.CardContents:
         found = determining(self._settings)
         public = shown(self._settings)
-        identity = read_json(self.files.identity)
         began = lineage.sentence(lineage.chain(self.store, self._settings.begin))
         return card.CardContents(
             run_id=self.tracker.run_id,
@@ -497,12 +491,11 @@ class Record:
             recurs=outcome.recurs,
             started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             command=shlex.join(["python", "-m", "orchestrator", *self._typed()]),
-            outcome=self._outcome_rows(outcome, identity.get("identity")),
+            outcome=self._outcome_rows(outcome, read_json(self.files.identity).get("identity")),
             code=self._code,
             data=read_json(self.files.data),
             reads=input_audit.sentences(self._input_audit),
             nodes=self._nodes,
-            identity=identity,
             settings={key: value for key, value in public.items() if key in found},
             execution={key: value for key, value in public.items() if key not in found},
             said=self.comparisons.said,

@@ -87,7 +87,6 @@ class CardContents:
     code: Mapping[str, Any]  # contents of the file on the code; empty where there is none
     data: Mapping[str, Any]  # contents of the file on the data; empty where there is none
     nodes: Mapping[str, Any]  # environment of each node; empty where none is known
-    identity: Mapping[str, Any]  # digests of what the run is made of; empty where there is no such file
     settings: Mapping[str, Any]  # those that determine the result, by dotted key
     execution: Mapping[str, Any]  # the other settings, by dotted key
     said: Sequence[str]  # sentences on the comparison with other runs

@@ -28,7 +28,7 @@ from orchestrator.experiments.search.asking import Trial
 from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.experiments.search.sweeps import load_sweep
-from orchestrator.provenance.tracking import KIND, Past, Store, Tracker, names
+from orchestrator.provenance.tracking import KIND, STATUS, Past, Store, Tracker, names
 from orchestrator.provenance.tracking.models import ModelFolder, Registration
 from orchestrator.provenance.tracking.store import USER, user
 from orchestrator.records import lines
@@ -39,7 +39,6 @@ SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifa
 ENSEMBLE = "ensemble"  # as a kind
 _OF_SWEEPS = ("parallel=", "ensemble.", "search.")  # keys that a run has not
 _LOADER = "orchestrator.worker.ensemble.pyfunc"
-_MLFLOW: Mapping[Status, Any] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
 
 class SweepFolder:
@@ -235,7 +234,7 @@ class SweepRecord:
             self.tracker.artifact(path, SWEEP)
         for picture in sorted(self.files.pictures.glob("*")):
             self.tracker.artifact(picture, "pictures")
-        self.tracker.end(_MLFLOW[status])
+        self.tracker.end(STATUS[status])
         self.files.release()
         return self.tracker.trouble
 

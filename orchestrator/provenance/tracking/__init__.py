@@ -23,7 +23,7 @@ from orchestrator.provenance.tracking.store import (
     is_there,
     orphaned,
 )
-from orchestrator.provenance.tracking.tracker import Tracker
+from orchestrator.provenance.tracking.tracker import STATUS, Tracker
 
 __all__ = [
     "DIGEST_OF_BEST",
@@ -31,6 +31,7 @@ __all__ = [
     "KIND",
     "LABEL",
     "PARENT",
+    "STATUS",
     "TRACE",
     "Driving",
     "Past",

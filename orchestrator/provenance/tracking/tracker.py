@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from orchestrator import errors
 from orchestrator.errors import few
 from orchestrator.provenance.tracking import names, outbox, uploads
 from orchestrator.provenance.tracking.client import Dataset, Metric, Param, RunTag
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+STATUS: Final[Mapping[errors.Status, Status]] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 Listener = Callable[[int, Mapping[str, float]], object]
 Point = tuple[str, int, float | None]  # key, step, value; None where it is no number
 _BATCH = 1000  # MLflow's limit for one request

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from orchestrator.errors import Status
 from orchestrator.records.loggers import LOGGERS
-from orchestrator.records.loggers.logger import LoggedRun, Logger, Status
+from orchestrator.records.loggers.logger import LoggedRun, Logger
 
 _LAST_S = 60.0  # for what they have not taken when the run ends
 _Call = Callable[[Logger], object]

@@ -6,9 +6,9 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-Status = Literal["finished", "failed", "killed"]
+from orchestrator.errors import Status
 
 
 @dataclass(frozen=True)

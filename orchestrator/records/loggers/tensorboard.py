@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.records.loggers.logger import LoggedRun, Status, missing
+from orchestrator.errors import Status
+from orchestrator.records.loggers.logger import LoggedRun, missing
 
 FOLDER = "tensorboard"
 _RESULTS = ("validation/", "train/")

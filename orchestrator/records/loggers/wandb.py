@@ -14,7 +14,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.records.loggers.logger import LoggedRun, Status, missing
+from orchestrator.errors import Status
+from orchestrator.records.loggers.logger import LoggedRun, missing
 
 _FORBIDDEN = re.compile(r"[/\\#?%:]")  # in the name of a project
 _LONGEST = 128
