@@ -135,7 +135,7 @@ def draw(original: Recorded, settings: Settings, asked: Asked, *, came_along: bo
     if len(segments) < 2:
         raise NotRerunnable(
             f"audit: run {run_id} kept no checkpoint on its way, so it is no more than one segment",
-            f"repeat all of it, and have it keep some for later audits: rerun={run_id} checkpoint.archive=STEPS",
+            _remedy(run_id, came_along=False),
             code="audit.one-segment",
         )
     if len(segments) < asked.count:
