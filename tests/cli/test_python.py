@@ -27,6 +27,7 @@ ASSERTS = """
 from pathlib import Path
 import re
 
+assert [(each["step"], each["loss"]) for each in heard if each["event"] == "step"] == list(history.loss.items())
 assert history.index.tolist() == list(range(60)) and history.loss.iloc[-1] == run.loss
 assert history["validation/accuracy"].dropna().tolist()[-1] == run.metrics["validation/accuracy"]
 assert run.settings["pipeline.target"] == "signs_cells:Signs" and run.settings["run.tags"] == ["try=first"]
