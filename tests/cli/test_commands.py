@@ -236,16 +236,26 @@ def test_a_file_with_commas_in_its_path_is_one_file(tmp_path: Path) -> None:
         assert Arguments("", (), 0.0, conf).files == files
 
 
-@pytest.mark.parametrize(("is_orphan", "remedy"), [(True, "its driver is gone"), (False, "wait for it")])
+@pytest.mark.parametrize(
+    ("is_orphan", "has_begun", "code", "remedy"),
+    [
+        (True, True, "export.run-unfinished", "its driver is gone: go on with resume="),
+        (True, False, "record.no-code", "launch it again"),
+        (False, False, "export.run-unfinished", "wait for it"),
+    ],
+)
 def test_who_exports_a_run_that_has_not_ended_is_told_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remedy: str, *, is_orphan: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, remedy: str, *, is_orphan: bool, has_begun: bool
 ) -> None:
-    """Nobody has to wait for the end of a run whose driver was killed."""
+    """Nobody has to wait for the end of a run whose driver was killed, or is sent to a resume that is refused."""
     past = Past("a" * 32, "n", "e", "RUNNING", 0, 1, {}, None, is_orphan=is_orphan)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Store, "with_run", lambda *_: None)
-    monkeypatch.setattr(Recorded, "find", lambda *_: Recorded(past, RunFolder(tmp_path, past.run_id)))
-    with refused("export.run-unfinished", remedy):
+    files = RunFolder(tmp_path, past.run_id)
+    if has_begun:
+        files.journal.touch()
+    monkeypatch.setattr(Recorded, "find", lambda *_: Recorded(past, files))
+    with refused(code, remedy):
         export.run(Arguments("last", ("to=x",), 0.0))
 
 

@@ -115,10 +115,12 @@ def export(name: str, request: ExportRequest, uri: str | None) -> ExportedCrate:
 
 
 def _require_ended(original: Recorded) -> None:
-    """Raises UsageError."""
+    """Raises UsageError, and NotRerunnable where no resume would go on with it."""
     run_id = original.past.run_id
     if original.past.status == "RUNNING":
         is_left = original.past.is_orphan and not original.files.is_driven
+        if is_left:
+            original.require_begun()
         raise UsageError(
             f"run {run_id} is not at its end",
             f"its driver is gone: go on with resume={run_id}, or have it marked as killed by: runs"
