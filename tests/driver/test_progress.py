@@ -37,6 +37,20 @@ def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_standstill_is_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("orchestrator.driver.terminal.progress.time.monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    display = progress.for_stream(stream)
+    display.start(1000)
+    for done in range(1, 1001):
+        clock[0] += 90.0 if done == 100 else 0.1
+        display.step(done, 0.5)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith(", 0.992 steps/s, 15 min 7 s left")
+    assert lines[3] == "step 403/1000, loss 0.5, 10 steps/s, 1 min 0 s left"
+
+
 def test_in_a_notebook_it_is_below_the_cell(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ a bar where there are ipywidgets."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Never, Protocol, TextIO
 
@@ -13,6 +14,7 @@ from orchestrator.driver.terminal import notebook
 from orchestrator.driver.terminal.console import people, spoken
 
 PLAIN_EVERY_S = 10.0
+_LINES_OF_A_RATE = 3
 _LEAST_S = 2.0  # reports of many steps may arrive at once, and their times say nothing of the steps
 
 
@@ -71,20 +73,24 @@ class Plain:
         self._stream = stream
         self._steps = 0
         self._said_at = time.monotonic()
-        self._first: tuple[int, float] | None = None  # steps done, and the time, at the first report
+        # Steps done, and the time, at the first report or the last few lines: a slow start or a standstill soon counts no more.
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_LINES_OF_A_RATE)
 
     def start(self, steps: int) -> None:
         self._steps = steps
         self._said_at = time.monotonic()
-        self._first = None
+        self._recent.clear()
 
     def step(self, done: int, loss: float | None, epsilon: float | None = None) -> None:
         now = time.monotonic()
-        self._first = self._first or (done, now)
+        if not self._recent:
+            self._recent.append((done, now))
         if now - self._said_at >= PLAIN_EVERY_S or done == self._steps:
             self._said_at = now
-            pace = rate_and_left(done - self._first[0], now - self._first[1], self._steps - done)
+            before, then = self._recent[0]
+            pace = rate_and_left(done - before, now - then, self._steps - done)
             self.say(f"step {done}/{self._steps}, {_numbers(loss, epsilon)}{pace}")
+            self._recent.append((done, now))
 
     def say(self, text: str) -> None:
         print(spoken(text), file=self._stream, flush=True)
