@@ -704,3 +704,18 @@ def survive(
     """The run under these faults, after checking that its last members tell the same."""
     prepared = elastic_settings(pipeline, layout, checkpoint_every, **settings)
     return Elastic(prepared, layout, faults, contribution=contribution).run()
+
+
+PARAMETER_SERVER = Layout(2, "parameter_server")
+
+
+def stop_and_go_on(
+    pipeline: type[Pipeline], at: int, other: Layout = PARAMETER_SERVER, **settings: Any
+) -> tuple[Told, Told]:
+    """A run of three workers, one of which asks for a stop at this moment, and what goes on with it on another layout."""
+    saved = Saved()
+    prepared = elastic_settings(pipeline, Layout(3), **settings)
+    before = Elastic(prepared, Layout(3), [Fault(1, at, "stop")], saved=saved).run()
+    assert before.stopped
+    assert saved.complete[-1][0] == len(before.trace)
+    return before, Elastic(elastic_settings(pipeline, other, **settings), other, saved=saved).run()

@@ -14,7 +14,7 @@ from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.pipeline import Pipeline
 from tests.products import thinned
 from tests.worker import pipelines as p
-from tests.worker.elastic import Elastic, Fault, Saved, elastic_settings, survive
+from tests.worker.elastic import Elastic, Fault, Saved, elastic_settings, stop_and_go_on, survive
 from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, assert_same_run, members_end, rotating, settings_for, train
 
 pytestmark = pytest.mark.threads
@@ -164,12 +164,8 @@ def test_a_run_that_all_have_left_goes_on_from_its_checkpoint(optimizer: dict[st
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_a_stopped_run_goes_on_with_other_workers(optimizer: dict[str, Any]) -> None:
     settings = {**RICH, "optimizer": optimizer}
-    whole, saved = survive(LabelledBatchnorm, Layout(1), **settings), Saved()
-    prepared = elastic_settings(LabelledBatchnorm, Layout(3), **settings)
-    before = Elastic(prepared, Layout(3), [Fault(1, 30, "stop")], saved=saved).run()
-    assert before.stopped
-    other = Layout(2, "parameter_server")
-    after = Elastic(elastic_settings(LabelledBatchnorm, other, **settings), other, saved=saved).run()
+    whole = survive(LabelledBatchnorm, Layout(1), **settings)
+    before, after = stop_and_go_on(LabelledBatchnorm, 30, **settings)
     assert before.trace + after.trace == whole.trace
     assert after.digest == whole.digest
 

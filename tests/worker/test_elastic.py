@@ -16,7 +16,17 @@ import pytest
 from orchestrator.pipeline import Pipeline
 from tests.products import thinned
 from tests.worker import pipelines as p
-from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings, survive
+from tests.worker.elastic import (
+    EVERYTHING,
+    Elastic,
+    Fault,
+    Saved,
+    Told,
+    What,
+    elastic_settings,
+    stop_and_go_on,
+    survive,
+)
 from tests.worker.runs import SGD, Layout
 
 pytestmark = pytest.mark.slow
@@ -165,15 +175,8 @@ def test_a_stopped_run_goes_on_with_other_workers(optimizer: str) -> None:
     options = {"name": optimizer, "lr": 0.01, **({"momentum": 0.9} if optimizer == "sgd" else {})}
     settings = {**RICH, "optimizer": options, "steps": 4, "early_stopping": {}}
     whole = survive(p.Batchnorm, Layout(1), **settings)
-    saved = Saved()
-    before = Elastic(
-        elastic_settings(p.Batchnorm, Layout(3), **settings), Layout(3), [Fault(1, 16, "stop")], saved=saved
-    ).run()
-    assert before.stopped
+    before, after = stop_and_go_on(p.Batchnorm, 16, **settings)
     assert 1 <= len(before.trace) < 4
-    assert saved.complete[-1][0] == len(before.trace)
-    other = Layout(2, "parameter_server")
-    after = Elastic(elastic_settings(p.Batchnorm, other, **settings), other, saved=saved).run()
     assert before.trace + after.trace == whole.trace
     assert after.digest == whole.digest
     assert {**before.metrics, **after.metrics} == whole.metrics

@@ -21,7 +21,7 @@ from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import apart
 from tests.worker import pipelines as p
-from tests.worker.elastic import Elastic, Fault, Saved, Told, elastic_settings, survive
+from tests.worker.elastic import Elastic, Fault, Saved, Told, elastic_settings, stop_and_go_on, survive
 from tests.worker.runs import LAYOUTS, LONELY, Layout, Run, assert_same_run, members_end, rotating, settings_for, train
 from tests.worker.test_divided import Labelled, LabelledBatchnorm
 
@@ -116,11 +116,7 @@ def test_and_members_of_them_may_die(at: int, outlives: bool) -> None:
 @pytest.mark.long
 def test_and_stop_and_go_on_with_other_workers() -> None:
     case = {**COMPRESSED[0], "steps": 6}
-    saved = Saved()
-    settings = elastic_settings(LabelledBatchnorm, Layout(3), **case)
-    before = Elastic(settings, Layout(3), [Fault(1, 60, "stop")], saved=saved).run()
-    assert before.stopped
-    after = Elastic(elastic_settings(LabelledBatchnorm, Layout(2), **case), Layout(2, "tree"), saved=saved).run()
+    before, after = stop_and_go_on(LabelledBatchnorm, 60, Layout(2, "tree"), **case)
     assert before.trace + after.trace == _compressed_longer().trace
     assert after.digest == _compressed_longer().digest
 
@@ -346,16 +342,9 @@ def test_a_run_that_all_have_left_goes_on_from_its_checkpoint() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_with_other_workers() -> None:
-    whole, saved = _whole(), Saved()
-    before = Elastic(
-        elastic_settings(LabelledBatchnorm, Layout(3), **RICH), Layout(3), [Fault(1, 40, "stop")], saved=saved
-    )
-    first = before.run()
-    assert first.stopped
-    other = Layout(2, "parameter_server")
-    after = Elastic(elastic_settings(LabelledBatchnorm, other, **RICH), other, saved=saved).run()
-    assert first.trace + after.trace == whole.trace
-    assert after.digest == whole.digest
+    before, after = stop_and_go_on(LabelledBatchnorm, 40, **RICH)
+    assert before.trace + after.trace == _whole().trace
+    assert after.digest == _whole().digest
 
 
 class Narrow(Labelled):

@@ -23,7 +23,7 @@ from orchestrator.worker.model import construction
 from orchestrator.worker.model.moving_buffers import RULES, BufferRemains
 from tests.products import thinned
 from tests.worker import pipelines as p
-from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, elastic_settings, survive
+from tests.worker.elastic import EVERYTHING, Fault, stop_and_go_on, survive
 from tests.worker.runs import ONE, Layout, assert_same_run, members_end, settings_for, train
 from tests.worker.test_elastic import RICH
 
@@ -237,11 +237,9 @@ def test_whoever_dies_comes_or_goes_on_from_a_checkpoint(kind: type[Pipeline]) -
     told = survive(kind, Layout(2), [Fault(0, 17, "join"), Fault(1, 38, "die")], steps=3)
     assert told.generations == 3
     assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
-    whole, saved, other = survive(kind, Layout(1), **RICH), Saved(), Layout(2, "parameter_server")
-    first = Elastic(elastic_settings(kind, Layout(3), **RICH), Layout(3), [Fault(1, 16, "stop")], saved=saved).run()
-    after = Elastic(elastic_settings(kind, other, **RICH), other, saved=saved).run()
-    assert first.stopped
-    assert first.trace + after.trace == whole.trace
+    whole = survive(kind, Layout(1), **RICH)
+    before, after = stop_and_go_on(kind, 16, **RICH)
+    assert before.trace + after.trace == whole.trace
     assert after.digest == whole.digest
 
 
