@@ -72,18 +72,12 @@ def listen(driver: int, words: DriverWords, descriptor: int) -> None:
             return
 
 
-def wait_for_members(lock: str, patience_s: float) -> bool:
-    """Wait until nobody holds the lock; False if that takes longer."""
+def wait_for_members(lock: str, patience_s: float) -> None:
+    """Wait until nobody holds the lock, and no longer than that."""
     deadline = time.monotonic() + patience_s
-    try:
-        with open(lock, "rb") as file:
-            while not _takes(file.fileno()):
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(_LOOK_S)  # no call waits for a lock and for a time
-    except FileNotFoundError:
-        pass
-    return True
+    with contextlib.suppress(FileNotFoundError), open(lock, "rb") as file:
+        while not _takes(file.fileno()) and time.monotonic() <= deadline:
+            time.sleep(_LOOK_S)  # no call waits for a lock and for a time
 
 
 def _takes(lock: int) -> bool:
