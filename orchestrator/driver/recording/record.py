@@ -48,7 +48,7 @@ from orchestrator.errors import NotRerunnable, OrchestratorError, OutOfDeviceMem
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.provenance.tracking import DIGEST_OF_BEST, STATUS, TRACE, Store, Tracker
+from orchestrator.provenance.tracking import DIGEST_OF_BEST, ERROR, STATUS, TRACE, Store, Tracker
 from orchestrator.records import barriers, files_read, identity, input_audit, lines, merkle, times, trace
 from orchestrator.records.comparison import LISTING, Run, compare
 from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
@@ -436,7 +436,7 @@ class Record:
         put(self.files.error, self._redactor.text(whole))
         if isinstance(error, OutOfDeviceMemory) and error.snapshot:
             put(self.files.memory, error.snapshot)
-        self.tracker.tag("error", self._redactor.text(error.message))
+        self.tracker.tag(ERROR, self._redactor.text(error.message))
 
     def _tag_result(self, outcome: RunOutcome) -> None:
         if outcome.steps:

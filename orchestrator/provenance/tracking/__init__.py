@@ -23,10 +23,11 @@ from orchestrator.provenance.tracking.store import (
     is_there,
     orphaned,
 )
-from orchestrator.provenance.tracking.tracker import STATUS, Tracker
+from orchestrator.provenance.tracking.tracker import ERROR, STATUS, Tracker
 
 __all__ = [
     "DIGEST_OF_BEST",
+    "ERROR",
     "EXECUTION",
     "KIND",
     "LABEL",

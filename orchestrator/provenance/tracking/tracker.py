@@ -41,6 +41,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 STATUS: Final[Mapping[errors.Status, Status]] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 Listener = Callable[[int, Mapping[str, float]], object]
 Point = tuple[str, int, float | None]  # key, step, value; None where it is no number
+ERROR = "error"  # the tag of a run that has failed or was stopped: why
 _BATCH = 1000  # MLflow's limit for one request
 _PATIENCE_S = 30.0
 _HELD_S = 1.0  # after which no further request is begun
@@ -98,6 +99,8 @@ class Tracker:
         unsent = outbox.read(store.folder / run_id / outbox.FILE)
         tracker._take([item for item in unsent if "end" not in item])
         tracker.flush()
+        if ERROR in store.client.get_run(run_id).data.tags:  # with which it ended then
+            store.client.delete_tag(run_id, ERROR)
         tracker._known = tracker._points(since)
         return tracker
 

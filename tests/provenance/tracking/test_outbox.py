@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.provenance.tracking import Store, Tracker, outbox
+from orchestrator.provenance.tracking import ERROR, Store, Tracker, outbox
 from orchestrator.provenance.tracking.outbox import Outbox, read, store_of
 
 
@@ -142,10 +142,12 @@ def test_a_resumed_run_tells_nothing_twice_and_first_what_was_missing(tmp_path: 
     tracker.flush()
     tracker._client = Gone()  # type: ignore[assignment]
     tracker.metrics(6, {"train/loss": 0.1})
+    tracker.tag(ERROR, "of then")
     tracker.end("FAILED")
     assert tracker.trouble == "log_batch"
     again = Tracker.reopen(store, tracker.run_id, every_s=1.0, since=4)
-    assert store.client.get_run(tracker.run_id).info.status == "RUNNING"
+    run = store.client.get_run(tracker.run_id)
+    assert (run.info.status, ERROR in run.data.tags) == ("RUNNING", False)
     for step in (4, 5):  # computed again
         again.metrics(step, {"train/loss": 1.0 / (step + 1)})
     for step, loss in ((6, 0.1), (6, 0.2), (7, 0.05)):  # another value is another metric
