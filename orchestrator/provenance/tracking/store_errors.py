@@ -69,14 +69,12 @@ def usable(uri: str, wanted: str | None = None) -> Iterator[None]:
                 code="mlflow.tls",
             ) from error
         if is_server(uri):
-            what, remedy = f"the MLflow server {named} cannot be used", "start it, mend its address, or"
-        else:
-            what, remedy = f"the MLflow store {named} cannot be used", "see to its place, or"
-        raise ConfigurationError(
-            [f"tracking.uri: {what}: {reason(error)}"],
-            f"{remedy} leave tracking.uri out for the project's own store",
-            code="mlflow.unusable",
-        ) from error
+            what = f"the MLflow server {named} cannot be used"
+            remedy = "start it, mend its address, or leave tracking.uri out for the project's own store"
+        else:  # which may be the project's own
+            what = f"the MLflow store {named} cannot be used"
+            remedy = "see to its place and the room there, or name another one with tracking.uri"
+        raise ConfigurationError([f"tracking.uri: {what}: {reason(error)}"], remedy, code="mlflow.unusable") from error
 
 
 def is_of_mlflow(error: BaseException) -> bool:

@@ -282,3 +282,4 @@ def test_a_file_that_can_hold_no_database_is_told() -> None:
     with refused("mlflow.unusable", "disk I/O error") as caught, store_errors.usable("sqlite:////dev/null"):
         fail()
     assert "CREATE" not in str(caught.value)
+    assert "the project's own" not in caught.value.remedy  # which it may be
