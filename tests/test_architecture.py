@@ -107,6 +107,7 @@ ROOMS = {
         "nondeterministic",
         "control_groups",
         "descriptors",
+        "kernel_calls",
     ],
 }
 ONLY_ROOM = {
@@ -131,6 +132,7 @@ CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = [
     *("records", "errors", "moved"),
     *("common.child", "common.descriptors", "common.import_string", "common.injection", "common.processes"),
+    "common.kernel_calls",
 ]
 PYDANTIC_TOO = [
     *("common.values", "common.checked_values", "common.registry"),

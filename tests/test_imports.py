@@ -16,6 +16,7 @@ ALLOWED = {
     "__init__.py: Try": "of its own imports, of which one that a file of the project has hidden is named",
     "__init__.py: moved.install()": "old names of modules, which a promise keeps, are found by whoever imports them",
     "cluster/actors/host_turns.py: os.register_at_fork()": "of this module's own turns, which a forked process lets go",
+    "common/kernel_calls.py: _libc.syscall.restype": "of this module's own handle of libc",
     "comm/transports/shared_memory.py: _libc.mmap.restype": "of this module's own handle of libc",
     "comm/transports/shared_memory.py: _libc.mmap.argtypes": "of this module's own handle of libc",
     "comm/transports/shared_memory.py: _libc.munmap.argtypes": "of this module's own handle of libc",

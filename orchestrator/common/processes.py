@@ -20,16 +20,19 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from orchestrator.common.descriptors import readable
+from orchestrator.common.kernel_calls import process_descriptor
 
 Handler = Callable[[int, FrameType | None], object]
 
 _handled: list[tuple[int, Handler]] = []  # by this process
 _CREDENTIALS = struct.Struct("3i")
+_LOOK_S = 0.5  # between two looks at a process, where the kernel does not tell of its end
 _STATE, _STARTED = 0, 19  # of the fields after the name
 
 
@@ -69,8 +72,12 @@ def namespace() -> str:
 
 def wait_for_end(pid: int) -> None:
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = process_descriptor(pid)
     except ProcessLookupError:
+        return
+    except OSError:  # a kernel without them
+        while lives(pid):
+            time.sleep(_LOOK_S)
         return
     readable([descriptor])
     os.close(descriptor)
@@ -86,7 +93,7 @@ def open_pidfd(connection: socket.socket) -> int | None:
     if pid in (0, os.getpid()):
         return None
     try:
-        return os.pidfd_open(pid)
+        return process_descriptor(pid)
     except OSError:  # already dead (its socket will tell), or another PID namespace, or a kernel without pidfds
         return None
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,25 @@ def test_a_process_lives_until_it_has_ended(child: subprocess.Popen[bytes]) -> N
     processes.wait_for_end(child.pid)
     assert not processes.lives(child.pid)
     assert (processes.state(child.pid), processes.started(child.pid)) == ("", None)
+
+
+def test_a_kernel_without_descriptors_of_processes_is_asked_again_and_again(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(pid: int) -> int:  # noqa: ARG001
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    looks: list[float] = []
+
+    def end(seconds: float) -> None:
+        looks.append(seconds)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(processes, "process_descriptor", lacking)
+    monkeypatch.setattr(processes, "time", SimpleNamespace(sleep=end))
+    processes.wait_for_end(child.pid)
+    assert len(looks) == 1
 
 
 def test_a_process_that_is_stopped_lives(child: subprocess.Popen[bytes]) -> None:

@@ -22,6 +22,7 @@ from tests.refusals import refused
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 30
+LACKING = "import os, runpy, sys; del os.pidfd_open, sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 CONF = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
 
 
@@ -36,13 +37,17 @@ def driver() -> Iterator[subprocess.Popen[bytes]]:
 class Watching:
     """A supervisor of `driver`, which becomes a process that notes in `noted` by what it was taken over."""
 
-    def __init__(self, driver: subprocess.Popen[bytes], folder: Path, before: str | None = None) -> None:
+    def __init__(
+        self, driver: subprocess.Popen[bytes], folder: Path, before: str | None = None, *, lacking: bool = False
+    ) -> None:
+        """lacking: its Python knows of no descriptors of processes."""
         self.driver = driver
         self.noted, self.trace, self.lock = folder / "noted", folder / "trace", folder / "lock"
         self.trace.write_text("a line\n")
         self.lock.touch()
         environment = {**os.environ, **({} if before is None else {supervisor.TAKEN_OVER: before})}
-        command = [sys.executable, "-I", "-S", supervisor.__file__, str(driver.pid), "20"]
+        program = ["-c", LACKING] if lacking else []
+        command = [sys.executable, "-I", "-S", *program, supervisor.__file__, str(driver.pid), "20"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
     def tell(self, **said: object) -> None:
@@ -74,6 +79,19 @@ def test_a_driver_that_dies_is_followed_by_another_which_knows_of_it(
     assert f"the driver (process {driver.pid}) has ended; process {watching.process.pid} goes on with run 4e8d" in said
     count, size, _, pid = watching.noted.read_text().split()
     assert (count, size, pid) == ("1", "7", str(driver.pid))
+
+
+def test_a_python_without_descriptors_of_processes_sees_the_end_too(
+    driver: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """Also where nobody has asked for it."""
+    watching = Watching(driver, tmp_path, lacking=True)
+    watching.tell_of_a_run()
+    with pytest.raises(subprocess.TimeoutExpired):
+        watching.process.wait(0.5)
+    driver.kill()
+    assert "goes on with run 4e8d" in watching.end()
+    assert watching.noted.exists()
 
 
 def test_one_that_ended_in_order_is_not(driver: subprocess.Popen[bytes], tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from orchestrator.cluster.forkserver import client
 from orchestrator.common.child import Child, Messages, Started
+from orchestrator.common.descriptors import readable
+from orchestrator.common.kernel_calls import kill, process_descriptor
 
 
 def child(module: str) -> Child:
@@ -27,13 +29,15 @@ class Forked:
         self.messages = messages
         self._connection = connection
         self._process: int | None = None
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
-            self._process = os.pidfd_open(pid)
+        with contextlib.suppress(OSError):  # it has ended already, or the kernel has no such descriptors
+            self._process = process_descriptor(pid)
 
     def kill(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is not None:
+                kill(self._process)
+            elif not readable([self._connection.fileno()], 0):  # nobody has told of its end
+                os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> int | None:
         self.messages.close()

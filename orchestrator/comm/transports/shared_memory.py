@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import weakref
@@ -31,9 +30,8 @@ import torch
 from orchestrator.comm.transports.available_memory import available_bytes
 from orchestrator.comm.transports.base import HOST, Descriptor, Mapped
 from orchestrator.comm.transports.region_index import RegionIndex
+from orchestrator.common.kernel_calls import has_fixed_size, memory_file, seal_size
 from orchestrator.numerics import cuda
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -92,7 +90,7 @@ class SharedRegions:
         fd = _allocated_memfd(size_bytes)
         try:
             mapping = Mapping(fd, size_bytes, writable=True)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            seal_size(fd)
         except BaseException:
             os.close(fd)
             raise
@@ -146,7 +144,7 @@ def _unmap(address: int, size_bytes: int) -> None:
 def map_peer(descriptor: Descriptor) -> Mapping:
     """Map a peer's region read only; the descriptor stays the caller's. Raises ValueError if it could shrink."""
     size_bytes = os.fstat(descriptor.fd).st_size
-    sealed = fcntl.fcntl(descriptor.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    sealed = has_fixed_size(descriptor.fd)
     if not sealed or not 0 < descriptor.size_bytes <= size_bytes:
         raise ValueError(f"a region of {descriptor.size_bytes} bytes needs a sealed file, got {size_bytes}, {sealed=}")
     return Mapping(descriptor.fd, descriptor.size_bytes, writable=False)
@@ -157,7 +155,7 @@ def _allocated_memfd(size_bytes: int) -> int:
     available = available_bytes()
     if size_bytes > available:
         raise MemoryError(f"a shared region of {size_bytes} bytes is needed, {available} bytes of memory are available")
-    fd = os.memfd_create("orchestrator", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = memory_file("orchestrator")
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from orchestrator.common.kernel_calls import memory_file
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -271,7 +273,7 @@ def _context(protocol: Any, credentials: Credentials) -> ssl.SSLContext:
     context.load_verify_locations(cadata=credentials.certificate.decode())
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # no connection is resumed
-    fd = os.memfd_create("orchestrator-certificate", os.MFD_CLOEXEC)
+    fd = memory_file("orchestrator-certificate")
     try:  # ssl takes keys from files only; this one has no name
         os.write(fd, credentials.certificate + credentials.key)
         context.load_cert_chain(f"/proc/self/fd/{fd}")

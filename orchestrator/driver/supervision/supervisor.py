@@ -22,6 +22,7 @@ import time
 TAKEN_OVER = "ORCHESTRATOR_TAKEN_OVER"  # how often without a step in between, the size of the trace, when, and whom
 _TRIES = 3
 _LOOK_S = 0.02
+_LOOK_AT_DRIVER_S = 0.5
 
 
 class Lines:
@@ -63,6 +64,9 @@ def listen(driver: int, words: DriverWords, descriptor: int) -> None:
         process = os.pidfd_open(driver)
     except ProcessLookupError:
         process = None
+    except (AttributeError, OSError):  # the system has no such descriptors, or Python does not know of them
+        _look_and_listen(driver, words, descriptor)
+        return
     while "done" not in words.said:
         sources = ([] if process is None else [process]) + ([] if words.is_over else [descriptor])
         ready = select.select(sources, [], [], 0 if process is None else None)[0] if sources else []
@@ -70,6 +74,27 @@ def listen(driver: int, words: DriverWords, descriptor: int) -> None:
             words.read()
         elif process is None or process in ready:
             return
+
+
+def _look_and_listen(driver: int, words: DriverWords, descriptor: int) -> None:
+    """As `listen`, where the kernel does not tell of the driver's end."""
+    while "done" not in words.said:
+        lives = _lives(driver)
+        if not words.is_over and select.select([descriptor], [], [], _LOOK_AT_DRIVER_S if lives else 0)[0]:
+            words.read()
+        elif not lives:
+            return
+        elif words.is_over:
+            time.sleep(_LOOK_AT_DRIVER_S)
+
+
+def _lives(process: int) -> bool:
+    """Not so one that has ended and whose end nobody has asked for yet."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def wait_for_members(lock: str, patience_s: float) -> None:

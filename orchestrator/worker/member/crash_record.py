@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from orchestrator.common.kernel_calls import memory_file
 from orchestrator.records.progress import Activity
 
 _NAME: Final = "orchestrator-crash-record"
@@ -34,7 +35,7 @@ class CrashRecord:
     """The member's side: writes the record. Only one thread at a time may call `note`."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self.fd = memory_file(_NAME)
         os.ftruncate(self.fd, _SIZE_BYTES)
         self._words = memoryview(mmap.mmap(self.fd, _SIZE_BYTES)).cast("q")
 

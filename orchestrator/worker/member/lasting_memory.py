@@ -16,13 +16,15 @@ import os
 from pathlib import Path
 from typing import Final
 
+from orchestrator.common.kernel_calls import memory_file
+
 _NAME: Final = "orchestrator-lasting-memory"
 
 
 def created() -> int:
     """A descriptor of new memory, which exists as long as somebody holds it open; it takes no page until something is
     written."""
-    return os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    return memory_file(_NAME)
 
 
 def opened(pid: int, fd: int) -> int:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from orchestrator.common import processes
+from orchestrator.common.kernel_calls import memory_file
 from orchestrator.records.stacks import Home
 
 _NAME: Final = "orchestrator-stacks"
@@ -61,7 +62,7 @@ class StackDump:
 
     def __init__(self) -> None:
         self._project = str(Path.cwd())  # the user's code may go elsewhere
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self._fd = memory_file(_NAME)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)  # whoever asks empties it first
         faulthandler.register(SIGNAL, file=self._fd, all_threads=True, chain=False)
         weakref.finalize(self, _close, self._fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -53,7 +54,16 @@ def test_a_child_is_as_its_parent_is_now(light: Light, forked: bool, monkeypatch
     assert child.close() == 7
 
 
-def test_a_child_that_is_killed_says_so(light: Light) -> None:
+@pytest.mark.parametrize("number", [None, errno.ENOSYS])
+def test_a_child_that_is_killed_says_so(light: Light, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the kernel has no descriptors of processes."""
+
+    def lacking(pid: int) -> int:  # noqa: ARG001
+        assert number is not None
+        raise OSError(number, os.strerror(number))
+
+    if number is not None:
+        monkeypatch.setattr(children, "process_descriptor", lacking)
     child = children.child("echoing")
     child.kill()
     assert child.close() == -signal.SIGKILL

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from orchestrator.common.kernel_calls import memory_file
 from orchestrator.common.tested_versions import LITDATA
 from orchestrator.data.files.readers.listing import INDEX, Counts, Listed, Read, Unsafe, by_folder, told_by, untrusted
 from orchestrator.errors import ConfigurationError
@@ -221,7 +222,7 @@ def _inflated(path: Path) -> int:
         content = compressor.decompress(path.read_bytes())
     except Exception as error:
         raise ValueError(f"is not compressed by zstd: {error}") from error
-    memory = os.memfd_create("litdata")
+    memory = memory_file("litdata")
     with open(memory, "wb", closefd=False) as stream:
         stream.write(content)
     return memory
