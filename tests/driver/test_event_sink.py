@@ -53,7 +53,8 @@ def test_a_callback_that_failed_is_a_warning_and_what_one_found_is_a_metric(tmp_
     progress: Any = SimpleNamespace(say=shown.append)
     sink = EventSink(record, Audience(progress))
     sink.heard(0, None, {"event": "called_back", "step": 9, "seconds": 0.5, "metrics": {"worst": 2.0}})
-    sink.heard(0, None, {"event": "called_back", "step": 19, "failed": "on_evaluation() raised ValueError: no"})
+    late = {"event": "called_back", "step": 19, "failed": "on_evaluation() raised ValueError: no"}
+    sink.catches_up([late])  # of which the last driver had not heard
     record.journal.close()
     assert [event["step"] for event in lines.read(tmp_path / "j")] == [9, 19]
     assert told == [(9, {"callback/worst": 2.0})]

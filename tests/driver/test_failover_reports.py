@@ -98,6 +98,15 @@ def test_lines_evaluations_and_the_checkpoint_of_all_parts_are_taken(run: Run) -
     assert run.take() == FailoverReports()
 
 
+def test_calls_of_on_evaluation_that_the_driver_had_not_heard_of_are_told_once(run: Run) -> None:
+    called = [{"event": "called_back", "step": step, "metrics": {"worst": 2.0}} for step in (1, 2, 3, 4)]
+    with closing(LineFile(run.files.journal)) as file:
+        file.append(called[:1])
+    run.leave(*called, *told(3), run.part(4, 0, 1))
+    assert run.take().calls == called[1:3]  # step 4 is done again
+    assert run.take() == FailoverReports()
+
+
 def test_a_checkpoint_that_lacks_a_part_is_none_and_a_whole_one_before_it_counts(run: Run) -> None:
     """One worker was left by the other, which had committed a step more."""
     run.leave(*told(3), run.part(4, 0, 1))

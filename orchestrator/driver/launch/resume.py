@@ -268,7 +268,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         cut if plan.lockstep else (),  # otherwise they are done again in another order
         barriers_kept,
         first,
-        untold=(*handed.lines, *handed.evaluations),
+        untold=(*handed.lines, *handed.evaluations, *handed.calls),
         taken_over=taken_over(),
     )
 

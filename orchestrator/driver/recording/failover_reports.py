@@ -32,11 +32,13 @@ _Key = tuple[int, int, int]  # step, generation, parts
 @dataclass(frozen=True)
 class FailoverReports:
     """The reports that were found, for the user and for MLflow. step: of the checkpoint, None where none was whole; lines: of
-    the trace; evaluations: as in the journal; trouble: why it cannot be used, or ""."""
+    the trace; evaluations: as in the journal; calls: of `on_evaluation`, which the journal lacks; trouble: why it cannot be
+    used, or ""."""
 
     step: int | None = None
     lines: Sequence[Entry] = ()
     evaluations: Sequence[Entry] = ()
+    calls: Sequence[Entry] = ()
     trouble: str = ""
 
     @property
@@ -61,9 +63,11 @@ def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, su
         return FailoverReports()
     try:
         entries = [entry for data in left for entry in _read(data)]
-        lines, evaluations = _write_history(entries, files, first, supersedes=supersedes)
+        lines, evaluations, calls = _write_history(entries, files, first, supersedes=supersedes)
         files.sync()
-        found = FailoverReports(_commit(catalog, entries), lines, evaluations)
+        step = _commit(catalog, entries)
+        lasting = [call for call in calls if step is not None and call["step"] < step]  # later ones are made again
+        found = FailoverReports(step, lines, evaluations, lasting)
     except (Disagreement, ValueError, CheckpointDamaged, FileNotFoundError) as error:
         found = FailoverReports(trouble=str(error))
     except OSError as error:
@@ -84,9 +88,9 @@ def _read(data: bytes) -> list[Entry]:
 
 def _write_history(
     entries: Sequence[Entry], files: RunFolder, first: int, *, supersedes: bool
-) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """Add what is new to the files of the run. Returns the new lines of the trace, and the new evaluations. Raises
-    Disagreement, OSError."""
+) -> tuple[Sequence[Entry], Sequence[Entry], Sequence[Entry]]:
+    """Add what is new to the files of the run. Returns the new lines of the trace, the new evaluations, and the calls of
+    `on_evaluation` that are to be told. Raises Disagreement, OSError."""
     known = _count(files.trace) + first, _count(files.barriers)
     history = History(*known, supersedes=supersedes)
     trace, barriers = history.add(entries)
@@ -96,11 +100,13 @@ def _write_history(
     told = {
         entry["step"]: entry for entry in entries if entry.get("event") == "evaluated" and not history.is_void(entry)
     }
-    journal = {entry["step"] for entry in lines.read(files.journal) if entry["event"] == "evaluated"}
-    evaluations = [told[step] for step in sorted(told.keys() - journal)]
+    called = {entry["step"]: entry for entry in entries if entry.get("event") == "called_back"}
+    known_events = {(entry["event"], entry.get("step")) for entry in lines.read(files.journal)}
+    evaluations = [told[step] for step in sorted(told) if ("evaluated", step) not in known_events]
+    calls = [called[step] for step in sorted(called) if ("called_back", step) not in known_events]
     with closing(LineFile(files.journal)) as file:
         file.append(evaluations)
-    return trace.new, evaluations
+    return trace.new, evaluations, calls
 
 
 def _append(path: Path, change: Change, first: int) -> None:

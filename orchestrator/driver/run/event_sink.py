@@ -109,9 +109,16 @@ class EventSink:
         )
 
     def catches_up(self, untold: Iterable[Mapping[str, Any]]) -> None:
-        """Tell MLflow of lines of the trace and of evaluations that are in the files already."""
+        """Tell MLflow of lines of the trace and of evaluations that are in the files already, and everybody of calls of
+        `on_evaluation`."""
         for entry in untold:
-            self._tracker.metrics(entry["step"], entry["metrics"] if "event" in entry else self._metrics_of(entry))
+            match entry.get("event"):
+                case "called_back":
+                    self.event(**entry)
+                case "evaluated":
+                    self._tracker.metrics(entry["step"], entry["metrics"])
+                case _:
+                    self._tracker.metrics(entry["step"], self._metrics_of(entry))
 
     def takes_over(self, taken_over: TakenOver, steps_lost: int) -> None:
         """Another driver has died; how long that took is known with the first step. steps_lost: those that are done again."""

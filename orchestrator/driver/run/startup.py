@@ -35,7 +35,8 @@ class RunStart:
     first: int = 0  # step that it begins with; above 0 in the state of another run
     # first step, and the one after the last, of each part that an audit repeats; empty where all are computed
     ranges: Sequence[tuple[int, int]] = ()
-    untold: Sequence[Mapping[str, Any]] = ()  # lines of the trace, and evaluations, that only the files tell of yet
+    # lines of the trace, evaluations and calls of `on_evaluation` that MLflow was not told of
+    untold: Sequence[Mapping[str, Any]] = ()
     # what is known of a driver that died, by the process that watched it; None elsewhere
     taken_over: TakenOver | None = None
 
