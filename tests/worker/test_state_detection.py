@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -180,6 +180,23 @@ def test_lists_that_somebody_reads_at_the_end_of_an_epoch_are_none() -> None:
     pipeline = Pipeline()
     assert looks(pipeline, lambda each: each.net.outputs.append(torch.zeros(1)), gathers=True) == {}
     assert looks(pipeline, lambda each: each.average.add_(1), gathers=True) == {"pipeline.average": True}
+
+
+def test_containers_of_a_package_are_read_by_pythons_own_methods() -> None:
+    """Irreps of e3nn refuse their length, and a lazy mapping imports what it is asked for."""
+
+    class Irreps(tuple[Any, ...]):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    class Lazy(OrderedDict[str, Any]):
+        def items(self) -> Any:
+            raise NotImplementedError
+
+    held = Pipeline()
+    held.bank = [Irreps([torch.zeros(1)]), Lazy(a=torch.zeros(1))]
+    found = look({"pipeline": held}, held.net)
+    assert {"the length of pipeline.bank[0]", "pipeline.bank[0][0]", "pipeline.bank[1]['a']"} <= found.keys()
 
 
 def test_what_a_packages_object_keeps_is_named_and_no_state() -> None:

@@ -45,6 +45,7 @@ _ALL_ELEMENTS = 2**26  # of the arrays that are looked at
 _OPAQUE = (type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 _BARE = frozenset({type(None), bool, str, bytes})  # nothing is within; most of what an attribute holds is such
+_CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, deque)
 _EMPTY = frozenset({list, tuple, dict, set, deque, OrderedDict})  # nor in these, where they are empty
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
 _METRICS = "torchmetrics"  # a metric that is called with a batch adds up beside, and nothing follows from the sum
@@ -192,10 +193,11 @@ class _Walk:
         if id(value) in self._seen or len(self._seen) > _MOST_OBJECTS:
             return
         self._seen[id(value)] = value
-        if isinstance(value, (list, tuple, dict, set, deque)):
+        if isinstance(value, _CONTAINERS):
+            base = next(each for each in _CONTAINERS if isinstance(value, each))
             if counts == _ALL and not self._gathers:
-                self.found[f"the length of {place}"] = True, str(len(value)).encode()
-            for key, part in _items(value):
+                self.found[f"the length of {place}"] = True, str(base.__len__(value)).encode()
+            for key, part in _items(value, base):
                 self.through(f"{place}[{key!r}]", part, counts)
         elif isinstance(value, _GENERATORS):
             self.found[place] = True, _state(value)
@@ -310,9 +312,10 @@ def _function(value: Any) -> types.FunctionType | None:
     return value if isinstance(value, types.FunctionType) else None
 
 
-def _items(container: Any) -> Iterator[tuple[Any, Any]]:
-    if len(container) <= _MOST_ITEMS and not isinstance(container, set):
-        yield from list(container.items()) if isinstance(container, dict) else list(enumerate(container))
+def _items(container: Any, base: Any) -> Iterator[tuple[Any, Any]]:
+    """By Python's own methods: a class of a package may override them with what raises, or makes each item."""
+    if base.__len__(container) <= _MOST_ITEMS and base is not set:
+        yield from list(dict.items(container)) if base is dict else list(enumerate(base.__iter__(container)))
 
 
 def _state(generator: Any) -> bytes:
