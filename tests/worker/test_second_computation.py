@@ -231,6 +231,53 @@ def test_a_weight_outside_of_the_model_may_not_move(weight: torch.Tensor) -> Non
     assert beginning.moved_weight(wholly=False) == "pipeline.count.weight"
 
 
+def test_a_tensor_of_a_matrix_s_shape_that_has_no_copy_is_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a moving average of a large model, or of one on a card."""
+    monkeypatch.setattr(module, "_MOST_BYTES", 4)
+    held = Held()
+    held.counter.seen = [torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(4)]  # type: ignore[list-item]
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    for other in held.counter.seen[1:]:
+        other.add_(1)  # type: ignore[attr-defined]
+    assert beginning.moved_weight(wholly=True) is None
+    held.counter.seen[0].add_(1)  # type: ignore[attr-defined]
+    assert beginning.moved_weight(wholly=False) == "pipeline.counter.seen"
+
+
+def of_a_package(kind: Any, package: str = "averages") -> Any:
+    """An object of this class, as if the class were of a package."""
+    made = kind()
+    made.__class__ = type(kind.__name__, (kind,), {"__module__": package})
+    kind.__module__ = package
+    return made
+
+
+@pytest.mark.parametrize(
+    ("package", "found"), [("averages", ["pipeline._one.seen"]), ("queue", []), ("orchestrator", [])]
+)
+def test_an_object_of_a_package_that_one_of_the_users_has_is_put_back(package: str, found: list[str]) -> None:
+    class Average:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+    held = Held()
+    held._one = of_a_package(Average, package)  # type: ignore[attr-defined]
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    held._one.seen.append(1)  # type: ignore[attr-defined]
+    assert beginning.changed() == found
+    with beginning.restored():
+        assert held._one.seen == ([] if found else [1])  # type: ignore[attr-defined]
+
+
+def test_modules_in_one_of_a_package_are_put_back() -> None:
+    """As metrics of torchmetrics in their collection."""
+    held = Held()
+    held.one = nn.Sequential(nn.Dropout())  # type: ignore[assignment]
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    held.one[0].p = 0.1  # type: ignore[index]
+    assert beginning.changed() == ["pipeline.one.0.p"]
+
+
 def test_attributes_without_end_are_not_looked_at_for_ever() -> None:
     held = Held()
     beginning = Beginning({"pipeline": held}, held.net, {})
@@ -289,6 +336,39 @@ def test_weights_that_move_outside_of_the_model_are_found_in_each_way_to_train(w
     (end,) = members_end(faulty.MovesATarget, steps=6, **WAYS[way])
     assert isinstance(end, Inconsistent)
     assert end.code == "pipeline.weights-moved"
+
+
+class Evaluates(Batchnorm):
+    """The moving average of a package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        class Average:
+            weights: list[torch.Tensor]
+
+        self.average = of_a_package(Average)
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        self.average.weights = [each.detach().clone() for each in model.parameters()]
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        for mean, now in zip(self.average.weights, model.parameters(), strict=True):
+            mean.lerp_(now.detach(), 0.1 if model.training else 0)
+        return super().loss(model, batch)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Any]:  # noqa: ARG002
+        return {"average": self.average.weights[0].square().mean()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_average_of_a_package_that_moves_before_an_evaluation_is_found(way: str) -> None:
+    (end,) = members_end(Evaluates, steps=6, evaluate_every=Every(steps=3), **WAYS[way])
+    assert isinstance(end, Inconsistent)
+    assert end.code == "pipeline.metrics-changed"
+    assert "pipeline.average.weights" in str(end)
 
 
 class Notes(Batchnorm):

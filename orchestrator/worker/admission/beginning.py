@@ -4,15 +4,17 @@ A worker that joins, and one of a run that goes on, has the pipeline as it was b
 So nothing may follow from what an earlier step, an evaluation, or a schedule left in an object. Admission sees the first step
 alone. Within `restored` the objects refer to what they did before that step; what is computed there has to be the same.
 
-Attributes are looked at of the pipeline, and of other objects, layers and classes that the user has written. So are variables
-of closures and of the modules of pipeline and model, hooks of layers, and the items of lists, dictionaries and sets there.
+Attributes are looked at of the pipeline, and of other objects, layers and classes that the user has written. So are those of
+objects of packages to which these refer, variables of closures and of the modules of pipeline and model, hooks of layers, and
+the items of lists, dictionaries and sets there.
 
 A tensor or an array of theirs that has been written in place gets its former content, wherever else it is referred to, and
 afterwards the present one again. This is so of small ones in memory of their own: in other memory may be what somebody else
 reads, as a batch. Once another has been written, as one that is filled anew for another size, nothing is put back any more:
 the other attributes may say what is in it.
 
-Weights of modules outside of the model have no copies either. Nobody may change them, as in the first step.
+Weights of modules outside of the model have no copies either. Nobody may change them, as in the first step. A tensor that is
+too large for a copy, or on a card, counts as one if it has the shape of one of the model's matrices, as in a moving average.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Beginning:
         self._held = [each for each in held if each.values or not isinstance(each.owner, types.CellType)]
         parts = _Parts(self._held, model)
         self._copies, self._arrays, self._versions = parts.copies, parts.arrays, parts.versions
-        self._weights = [(place, each, each._version, _print(each)) for place, each in weights]
+        self._weights = [(place, each, each._version, _print(each)) for place, each in (*weights, *parts.weights)]
         self._looks = 0  # that found more
         self._watch()
 
@@ -149,7 +151,7 @@ class Beginning:
         containers = [(each, each.copy()) for each in {id(each): each for each in values}.values()]
         written = [(part, was, _copy(part)) for part, was in self._written()]
         if only is not None:
-            there = {id(each) for held in self._held for each in _all_values(held, only)}
+            there = {id(each) for held in self._held for place, each in _placed(held) if place == only}
             written = [each for each in written if id(each[0]) in there]
         try:
             for part, was, _ in written:
@@ -182,19 +184,24 @@ class Beginning:
 
 class _Parts:
     """The tensors and arrays among values and in containers. copies: of those that are not large, with what they were; arrays:
-    others that are looked at, likewise; versions: of other tensors."""
+    others that are looked at, likewise; weights: other tensors of a matrix's shape, by their places; versions:
+    of the rest."""
 
     def __init__(self, held: Sequence[_Held], model: torch.nn.Module) -> None:
         self.copies: list[tuple[Any, Any]] = []
         self.arrays: list[tuple[Any, Any]] = []
+        self.weights: list[tuple[str, torch.Tensor]] = []
         self.versions: list[tuple[torch.Tensor, int]] = []
         of_model = [*model.parameters(), *model.buffers()]
-        found = {id(value): value for each in held for value in _all_values(each)}
-        parts: list[Any] = [each for each in found.values() if isinstance(each, (torch.Tensor, numpy.ndarray))]
+        shapes = {(each.shape, each.dtype) for each in model.parameters() if each.dim() > 1}
+        found = {id(value): (place, value) for each in held for place, value in _placed(each)}
+        parts: list[tuple[str, Any]] = [
+            each for each in found.values() if isinstance(each[1], (torch.Tensor, numpy.ndarray))
+        ]
         known = {id(each) for each in of_model}
         theirs = {each.untyped_storage().data_ptr() for each in of_model if _has_memory(each)}
         size = Counter[type]()
-        for part in parts:
+        for place, part in parts:
             is_array = isinstance(part, numpy.ndarray)
             if id(part) in known or (is_array and part.dtype.hasobject):
                 continue
@@ -206,16 +213,18 @@ class _Parts:
                 self.copies.append((part, _copy(part)))
             elif is_small:
                 self.arrays.append((part, _copy(part)))
+            elif not is_array and not part.is_inference() and (part.shape, part.dtype) in shapes and _has_memory(part):
+                self.weights.append((place, part))
             elif not is_array and not part.is_inference():
                 self.versions.append((part, part._version))
 
 
-def _all_values(held: _Held, only: str | None = None) -> Iterator[Any]:
-    """The values and the items of containers; or those at this place."""
+def _placed(held: _Held) -> Iterator[tuple[str, Any]]:
+    """The values and the items of containers, by their places."""
     for name, value in held.values.items():
-        if only in (None, _place(held, name)):
-            yield value
-            yield from _contents(held.items.get(name, ()))
+        place = _place(held, name)
+        yield place, value
+        yield from ((place, each) for each in _contents(held.items.get(name, ())))
 
 
 def _is_own(part: Any, theirs: Set[int]) -> bool:

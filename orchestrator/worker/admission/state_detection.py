@@ -25,6 +25,7 @@ import contextlib
 import functools
 import hashlib
 import random
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -69,7 +70,7 @@ def _walked(roots: Mapping[str, Any], model: torch.nn.Module, *, gathers: bool, 
     walk = _Walk(model, gathers=gathers, hashes=hashes)
     for name, root in roots.items():
         counts = _NUMBERS if name in OF_DATA else _ALL
-        walk.through(name, root, _public(name.rpartition(".")[2], counts))
+        walk.through(name, root, _public(name.rpartition(".")[2], counts), near=True)
     return walk
 
 
@@ -97,8 +98,8 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
 
 
 class Found(NamedTuple):
-    """Each by its place. holders: objects and classes of the user's, and cells of closures; weights: parameters
-    and buffers of modules that are not within the model."""
+    """Each by its place. holders: objects and classes of the user's, objects of packages to which these refer, and cells of
+    closures; weights: parameters and buffers of modules that are not within the model."""
 
     holders: list[tuple[str, Any]]
     weights: list[tuple[str, torch.Tensor]]
@@ -182,8 +183,9 @@ class _Walk:
         self._classes: set[type] = set()
         self._elements = 0
 
-    def through(self, place: str, value: Any, counts: int) -> None:
-        """Look through an object for state, and note it. counts: what here is the pipeline's own."""
+    def through(self, place: str, value: Any, counts: int, *, near: bool) -> None:
+        """Look through an object for state, and note it. counts: what here is the pipeline's own; near: whether the user's code
+        refers to it."""
         if type(value) in _BARE:
             return
         if isinstance(value, (int, float)):
@@ -198,7 +200,7 @@ class _Walk:
             if counts == _ALL and not self._gathers:
                 self.found[f"the length of {place}"] = True, str(base.__len__(value)).encode()
             for key, part in _items(value, base):
-                self.through(f"{place}[{key!r}]", part, counts)
+                self.through(f"{place}[{key!r}]", part, counts, near=near)
         elif isinstance(value, _GENERATORS):
             self.found[place] = True, _state(value)
         elif isinstance(value, (torch.Tensor, numpy.ndarray)):
@@ -208,13 +210,14 @@ class _Walk:
         elif (function := _function(value)) is not None:
             self._into_function(place, function, counts)
         elif not isinstance(value, _OPAQUE) and (attributes := attributes_of(value)) is not None:
-            self._into(place, value, attributes, counts)
+            self._into(place, value, attributes, counts, near=near)
 
-    def _into(self, place: str, value: Any, attributes: Mapping[str, Any], counts: int) -> None:
+    def _into(self, place: str, value: Any, attributes: Mapping[str, Any], counts: int, *, near: bool) -> None:
         kind = type(value)
         is_users = any(is_users_module(each.__module__) for each in kind.__mro__)
-        if is_users:
+        if is_users or (near and _is_of_a_package(kind)):
             self.holders.append((place, value))
+        if is_users:
             for each in kind.__mro__:
                 self._into_class(each)
         if place == "pipeline" or id(value) in self._modules:
@@ -226,17 +229,18 @@ class _Walk:
         if isinstance(value, torch.nn.Module):
             self._weigh(place, value)
             for name, child in value._modules.items():
-                self.through(f"{place}.{name}", child, own)
+                self.through(f"{place}.{name}", child, own, near=near)
             for name, tensor in value._parameters.items():
                 for kind_of_hook in _HOOKS:
-                    self.through(f"{place}.{name}'s hooks", getattr(tensor, kind_of_hook, None), own)
+                    self.through(f"{place}.{name}'s hooks", getattr(tensor, kind_of_hook, None), own, near=near)
         for name, part in list(attributes.items()):
             if own == _ALL:
                 self._note_private(place, value, name, part)
             if type(part) in _BARE or (type(part) in _EMPTY and not part):  # of a module's attributes most are
                 continue
             if name not in ("_parameters", "_buffers", "_modules"):
-                self.through(f"{place}.{name}", part, own if name.endswith("_hooks") else _public(name, own))
+                counted = own if name.endswith("_hooks") else _public(name, own)
+                self.through(f"{place}.{name}", part, counted, near=is_users)
 
     def _into_class(self, kind: type) -> None:
         """Through the attributes of a class of the user's, and what its functions hold."""
@@ -247,7 +251,7 @@ class _Walk:
         for name, part in list(vars(kind).items()):
             self._note_private(f"{kind.__module__}.{kind.__qualname__}", kind, name, part)
             if not name.startswith("__"):
-                self.through(f"{kind.__module__}.{kind.__qualname__}.{name}", part, _public(name, _ALL))
+                self.through(f"{kind.__module__}.{kind.__qualname__}.{name}", part, _public(name, _ALL), near=True)
             elif isinstance(part, types.FunctionType):
                 self._into_function(f"{kind.__module__}.{kind.__qualname__}.{name}", part, _ALL)
 
@@ -258,12 +262,12 @@ class _Walk:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self.holders.append((f"{place}.{name}", cell))
-            self.through(f"{place}.{name}", aside.content(cell), _public(name, counts))
+            self.through(f"{place}.{name}", aside.content(cell), _public(name, counts), near=True)
         defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
         held = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {}), **vars(function)}
         for name, part in held.items():
-            self.through(f"{place}.{name}", part, _public(name, counts))
+            self.through(f"{place}.{name}", part, _public(name, counts), near=True)
 
     def _note_private(self, place: str, owner: Any, name: str, part: Any) -> None:
         if type(part) in (int, float) and name.startswith("_") and not name.startswith("__"):
@@ -303,6 +307,11 @@ def _public(name: str, counts: int) -> int:
 
 def _is_metric(kind: type) -> bool:
     return any(each.__module__.partition(".")[0] == _METRICS for each in kind.__mro__)
+
+
+def _is_of_a_package(kind: type) -> bool:
+    """Not of Python, such as a queue that a thread reads, nor of this one."""
+    return kind.__module__.partition(".")[0] not in (*sys.stdlib_module_names, "orchestrator")
 
 
 def _function(value: Any) -> types.FunctionType | None:

@@ -197,7 +197,7 @@ class SecondComputation:
                 f"after step {step + 1}: {expected.what} has another loss or metric without the new value of "
                 f"{culprits}, which a worker that joins would not have",
                 "let loss() and metrics() follow from the model and the batch alone: the loss of the training is recorded by "
-                "itself",
+                "itself, and an average of the weights is a frozen part of the model (docs/porting.md)",
                 code="pipeline.metrics-changed",
             )
 
