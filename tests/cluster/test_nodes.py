@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from collections import Counter
@@ -189,6 +190,21 @@ def test_a_run_whose_relay_of_reports_is_killed_loses_nobody_and_no_line(digits:
     assert len(killed) == 3
     assert run.journal("worker_lost") == []
     assert project.processes() == []
+
+
+@pytest.mark.long
+def test_a_resume_has_a_worker_where_the_checkpoint_lies_though_all_have_room_elsewhere(digits: Project) -> None:
+    """The driver's node has room for one of the two, and Ray would put both on the other."""
+    undisturbed = alone(digits, "digits", "run.steps=200")
+    with raylets(1, 2) as joined:
+        project = replace(digits, variables=joined.access)
+        begun = ("conf=digits", "run.steps=200", "checkpoint.every=5", f"cluster.address={joined.address}")
+        run = WatchedRun(project, *begun, "cluster.workers=3", "output=json")
+        run.wait_for("checkpoint_saved")
+        run.process.send_signal(signal.SIGINT)
+        assert run.end().code == 130
+        done = project.run(f"resume={run.run_id}", "cluster.workers=2", "output=json")
+    assert_as_alone(project, done, undisturbed)
 
 
 @pytest.mark.long

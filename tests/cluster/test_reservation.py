@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from orchestrator.cluster.placement import reservation
-from orchestrator.cluster.placement.reservation import Need, Node, lack
+from orchestrator.cluster.placement.reservation import Need, Node, lack, with_some_on
 from orchestrator.common.tested_versions import Tried
 from tests.refusals import refused
 
@@ -63,6 +63,16 @@ def test_ray_is_asked_for_the_type_in_each_bundle_and_of_each_actor() -> None:
     assert need.bundles == [{"CPU": 1.0, "GPU": 0.5, "clinic": 0.001, **typed}, {"CPU": 1.0, "GPU": 0.5, **typed}]
     assert need.placement() == {"resources": typed}
     assert Need(1, 1.0).placement() == {}
+
+
+def test_members_are_put_on_a_node_where_it_has_room_for_them_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservation, "living_nodes", lambda: NODES)
+    here = {"ray.io/node-id": NODES[1].id}
+    assert with_some_on(Need(6, 1.0), NODES[1].id, 1).selectors == [here, {}, {}, {}, {}, {}]
+    assert with_some_on(Need(3, 1.0), NODES[1].id, 2).selectors == [here, here, {}]
+    for need in (Need(1, 3.0), Need(3, 1.0, together=True)):
+        assert with_some_on(need, NODES[1].id, 1) == need
+    assert with_some_on(Need(1, 1.0), "gone", 1) == Need(1, 1.0)
 
 
 def test_a_ray_without_nodes_lacks_everything() -> None:

@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from orchestrator.cluster.actors.members import ActorPlacement
+from orchestrator.cluster.placement.reservation import NODE_ID
 from orchestrator.controller.events import Role
-
-_NODE_ID: Final = "ray.io/node-id"  # a label that Ray gives to each node
-
 
 Copied = Callable[[ActorPlacement], ActorPlacement | None]
 
@@ -111,5 +109,5 @@ class ActorSlots:
         if (gpus := self._gpus_elsewhere()) != self._elsewhere.options.get("num_gpus", 0):
             options["num_gpus"] = gpus
         if self._avoided:
-            options["label_selector"] = {_NODE_ID: f"!in({','.join(sorted(self._avoided))})"}
+            options["label_selector"] = {NODE_ID: f"!in({','.join(sorted(self._avoided))})"}
         return replace(self._elsewhere, options={**self._elsewhere.options, **options}) if options else self._elsewhere

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import ray
 from ray.util import placement_group, placement_group_table, remove_placement_group
@@ -22,6 +22,7 @@ from orchestrator.cluster.ray_calls import unless_gone
 from orchestrator.common.tested_versions import RAY
 from orchestrator.errors import ClusterUnavailable
 
+NODE_ID: Final = "ray.io/node-id"  # a label that Ray gives to each node
 _LOOK_S = 0.5
 _ANSWER_S = 10.0  # of a head, which is slow on a busy machine
 _SITE_SHARE = 0.001
@@ -41,6 +42,7 @@ class Need:
     # how many of them, the first ones, are to be on nodes that offer this resource, and "" anywhere
     sites: Mapping[str, int] = field(default_factory=dict)
     card: str | None = None  # the type of their GPUs, as Ray names it; None: any
+    on: Sequence[str] = ()  # ids of the nodes on which the first of them are to be
 
     def __str__(self) -> str:
         where = " on one node, as transport=shared_memory needs it" if self.together else ""
@@ -61,6 +63,11 @@ class Need:
     @property
     def bundles(self) -> list[dict[str, float]]:
         return [{**self.bundle, **self.shares(site)} for site in self.site_of]
+
+    @property
+    def selectors(self) -> list[dict[str, str]]:
+        """The labels of the node of each member."""
+        return [*({NODE_ID: node} for node in self.on), *({} for _ in range(self.members - len(self.on)))]
 
     def shares(self, site: str = "") -> dict[str, float]:
         """The shares of resources that only say where a member may be."""
@@ -137,6 +144,13 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
     return told
 
 
+def with_some_on(need: Need, node: str, members: int) -> Need:
+    """The first members, so many, on this node, where it may ever have room for them."""
+    found = next((each for each in living_nodes() if each.id == node), None)
+    fit = found is not None and found.holds(need) >= (need.members if need.together else members)
+    return replace(need, on=[node] * members) if fit else need
+
+
 def _lacks_site(site: str, count: int, need: Need, nodes: Sequence[Node]) -> str | None:
     offering = [node for node in nodes if node.resources.get(site, 0) > 0]
     if not offering:
@@ -168,7 +182,8 @@ def reserved(
         raise ClusterUnavailable(
             why_not, f"{remedy}; or transport=auto" if need.together else remedy, code="ray.cannot-hold"
         )
-    group: Any = placement_group(need.bundles, strategy="STRICT_PACK" if need.together else "PACK")
+    strategy = "STRICT_PACK" if need.together else "PACK"
+    group: Any = placement_group(need.bundles, strategy, bundle_label_selector=need.selectors)
     try:
         _await(group, need, timeout_s, check)
         yield _slots(group, need, nodes)

@@ -34,7 +34,14 @@ from orchestrator.cluster.placement.project_transfer import (
     copied,
     prepare_workspaces,
 )
-from orchestrator.cluster.placement.reservation import Need, gpus_of_cluster, has_room_for, living_nodes, reserved
+from orchestrator.cluster.placement.reservation import (
+    Need,
+    gpus_of_cluster,
+    has_room_for,
+    living_nodes,
+    reserved,
+    with_some_on,
+)
 from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import Actors, LocalRay
@@ -220,7 +227,8 @@ class Job:
                 opening.result()  # what is refused by now starts nobody
             with contextlib.ExitStack() as held:
                 began, begun = time.time(), threading.Event()
-                actor_slots, node_check = self._actor_slots(held, ray.trouble, opening, begun)
+                restores = run_start.requirements.checkpoint is not None
+                actor_slots, node_check = self._actor_slots(held, ray.trouble, opening, begun, restores=restores)
                 credentials = make_credentials() if plan.exchange.tls else None
                 members = held.enter_context(
                     Members(plan, secrets.token_bytes(32), credentials, self._driver_handle(ray), ray.trouble)
@@ -343,6 +351,8 @@ class Job:
         trouble: Callable[[], str | None],  # with the Ray
         opening: Future[Record],  # the run's record
         begun: threading.Event,  # set when all first members were placed
+        *,
+        restores: bool,  # whether it starts from a checkpoint
     ) -> tuple[ActorSlots, NodeCheck]:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a member that
         comes later. A private Ray is this machine."""
@@ -353,6 +363,8 @@ class Job:
         data, servers = self.plan.data, cluster.members.servers if self.plan.data.sites else 0
         sites = workers_at(data.sites, cluster.members.most, data.shards) if data.sites else {}
         need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together, sites, cluster.card_type)
+        if restores and cluster.address is not None and self.plan.checkpoints.uri is None and not sites:
+            need = with_some_on(need, this_node(), cluster.members.stages)  # no other node reaches the checkpoint
         slots = held.enter_context(reserved(need, timeout_s, self.pending_signal.check, trouble))
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus, **need.placement()}
         if cluster.address is None:
