@@ -3,6 +3,7 @@ follows from may change."""
 
 from __future__ import annotations
 
+from collections import UserDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -267,6 +268,47 @@ def test_an_object_of_a_package_that_one_of_the_users_has_is_put_back(package: s
     assert beginning.changed() == found
     with beginning.restored():
         assert held._one.seen == ([] if found else [1])  # type: ignore[attr-defined]
+
+
+def remembers(memory: list[int] = []) -> list[int]:  # noqa: B006
+    return memory
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def add(self) -> None:
+        self.seen.append(1)
+
+
+KEPT: dict[str, tuple[Any, Any]] = {  # by its place: what an attribute refers to, and what changes it
+    "pipeline.one.step": (SimpleNamespace(step=0), lambda one: setattr(one, "step", 1)),
+    "pipeline.one.data": (UserDict(step=0), lambda one: one.update(step=1)),
+    "pipeline.one['rows']": ({"rows": deque([0], maxlen=1)}, lambda one: one["rows"].append(1)),
+    "pipeline.one[0]": (({"rows": torch.zeros(2)},), lambda one: one[0]["rows"].add_(1)),
+    "pipeline.one[1]": ((None, torch.zeros(2)), lambda one: one[1].add_(1)),
+    "pipeline.one.args[0]": (partial(print, [0]), lambda one: one.args[0].append(1)),
+    "pipeline.one.keywords": (partial(print, end=torch.zeros(2)), lambda one: one.keywords["end"].add_(1)),
+    "pipeline.one.memory": (remembers, lambda one: one().append(1)),
+    "pipeline.one.__self__.seen": (Memory().add, lambda one: one()),
+    "pipeline.one.calls": (remembers, lambda one: setattr(one, "calls", 1)),
+}
+
+
+@pytest.mark.parametrize("place", KEPT)
+def test_what_is_kept_within_namespaces_containers_and_functions_is_put_back(place: str) -> None:
+    kept, change = KEPT[place]
+    remembers.calls = 0  # type: ignore[attr-defined]
+    held = Held()
+    held.one = kept
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    assert beginning.changed() == []
+    change(kept)
+    assert beginning.changed() == [place]
+    with beginning.restored():
+        assert beginning.changed() == []
+    assert beginning.changed() == [place]
 
 
 def test_modules_in_one_of_a_package_are_put_back() -> None:
@@ -537,10 +579,19 @@ def test_values_that_follow_from_the_step_are_let_pass(kind: type[faulty.Numbere
     assert train(kind, steps=5).digest == train(kind, Layout(2), steps=5).digest
 
 
+class Unseen:
+    """As an object of Python's, at which no worker looks."""
+
+    __module__ = "queue"
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
 class Short(faulty.Numbered):
     """Has memory for the passes of a step, and none for more."""
 
-    passes: ClassVar[SimpleNamespace] = SimpleNamespace(of={})  # by step; no worker looks there
+    passes: ClassVar[Any] = Unseen(of={})  # by step
 
     def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
         self.passes.of[step] = self.passes.of.get(step, 0) + 1
@@ -561,7 +612,7 @@ def test_a_card_without_memory_for_it_computes_the_step_alone() -> None:
 class ShortInEvaluations(faulty.Numbered):
     """Has memory for one pass of an evaluation, and none for the other."""
 
-    steps: ClassVar[SimpleNamespace] = SimpleNamespace(last=0, failed=[])  # no worker looks there
+    steps: ClassVar[Any] = Unseen(last=0, failed=[])
     output: torch.Tensor | None = None
 
     def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:

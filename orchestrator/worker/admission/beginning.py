@@ -4,9 +4,10 @@ A worker that joins, and one of a run that goes on, has the pipeline as it was b
 So nothing may follow from what an earlier step, an evaluation, or a schedule left in an object. Admission sees the first step
 alone. Within `restored` the objects refer to what they did before that step; what is computed there has to be the same.
 
-Attributes are looked at of the pipeline, and of other objects, layers and classes that the user has written. So are those of
-objects of packages to which these refer, variables of closures and of the modules of pipeline and model, hooks of layers, and
-the items of lists, dictionaries and sets there.
+Attributes are looked at of the pipeline, and of other objects, layers, functions and classes that the user has written. So are
+those of objects of packages and of namespaces to which these refer. Variables of closures and of the modules of pipeline and
+model, hooks of layers, and defaults of functions are, too. Lists, dictionaries and sets there count with their items, and so do
+those within them.
 
 A tensor or an array of theirs that has been written in place gets its former content, wherever else it is referred to, and
 afterwards the present one again. This is so of small ones in memory of their own: in other memory may be what somebody else

@@ -21,13 +21,15 @@ It does not see variables of other modules, files, or what containers with many 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import hashlib
 import random
 import sys
+import threading
 import types
-from collections import OrderedDict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Final, NamedTuple
 
@@ -47,6 +49,9 @@ _OPAQUE = (type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_schedul
 _GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 _BARE = frozenset({type(None), bool, str, bytes})  # nothing is within; most of what an attribute holds is such
 _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, deque)
+_WRITTEN = (*_CONTAINERS, torch.Tensor, numpy.ndarray)
+# Objects of Python whose attributes are the user's.
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap, threading.local)
 _EMPTY = frozenset({list, tuple, dict, set, deque, OrderedDict})  # nor in these, where they are empty
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
 _METRICS = "torchmetrics"  # a metric that is called with a batch adds up beside, and nothing follows from the sum
@@ -98,8 +103,9 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
 
 
 class Found(NamedTuple):
-    """Each by its place. holders: objects and classes of the user's, objects of packages to which these refer, and cells of
-    closures; weights: parameters and buffers of modules that are not within the model."""
+    """Each by its place. holders: objects and classes of the user's, objects of packages to which these refer, cells of
+    closures, and of what containers and functions hold; weights: parameters and buffers of modules that are not within the
+    model."""
 
     holders: list[tuple[str, Any]]
     weights: list[tuple[str, torch.Tensor]]
@@ -108,7 +114,7 @@ class Found(NamedTuple):
 def holders_and_weights(roots: Mapping[str, Any], model: torch.nn.Module) -> Found:
     """Those that the roots refer to."""
     walk = _walked(roots, model, gathers=True, hashes=False)
-    return Found(walk.holders, walk.weights)
+    return Found(walk.holders + walk.within, walk.weights)
 
 
 def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
@@ -175,6 +181,7 @@ class _Walk:
         self.private: dict[str, tuple[Any, str]] = {}  # the owner and the name of each private number
         self.untrained: list[str] = []
         self.holders: list[tuple[str, Any]] = []
+        self.within: list[tuple[str, Any]] = []  # cells of what containers, tuples and functions hold
         self.weights: list[tuple[str, torch.Tensor]] = []
         self._gathers, self._hashes = gathers, hashes
         self._modules = {id(module) for module in model.modules()}
@@ -200,6 +207,9 @@ class _Walk:
             if counts == _ALL and not self._gathers:
                 self.found[f"the length of {place}"] = True, str(base.__len__(value)).encode()
             for key, part in _items(value, base):
+                # The arrays of others than tuples are looked at with them.
+                if near and (base is tuple or isinstance(part, _CONTAINERS)):
+                    self._hold(f"{place}[{key!r}]", part)
                 self.through(f"{place}[{key!r}]", part, counts, near=near)
         elif isinstance(value, _GENERATORS):
             self.found[place] = True, _state(value)
@@ -209,13 +219,16 @@ class _Walk:
             self._into_class(value)
         elif (function := _function(value)) is not None:
             self._into_function(place, function, counts)
+            if isinstance(value, types.MethodType) and _is_of_a_package(type(value.__self__)):
+                self.through(f"{place}.__self__", value.__self__, counts, near=near)
         elif not isinstance(value, _OPAQUE) and (attributes := attributes_of(value)) is not None:
             self._into(place, value, attributes, counts, near=near)
 
     def _into(self, place: str, value: Any, attributes: Mapping[str, Any], counts: int, *, near: bool) -> None:
         kind = type(value)
         is_users = any(is_users_module(each.__module__) for each in kind.__mro__)
-        if is_users or (near and _is_of_a_package(kind)):
+        is_theirs = is_users or (near and isinstance(value, _NAMESPACES))
+        if is_theirs or (near and _is_of_a_package(kind)):
             self.holders.append((place, value))
         if is_users:
             for each in kind.__mro__:
@@ -233,6 +246,11 @@ class _Walk:
             for name, tensor in value._parameters.items():
                 for kind_of_hook in _HOOKS:
                     self.through(f"{place}.{name}'s hooks", getattr(tensor, kind_of_hook, None), own, near=near)
+        if isinstance(value, functools.partial):
+            for name in ("func", "args", "keywords"):
+                if near:
+                    self._hold(f"{place}.{name}", getattr(value, name))
+                self.through(f"{place}.{name}", getattr(value, name), counts, near=near)
         for name, part in list(attributes.items()):
             if own == _ALL:
                 self._note_private(place, value, name, part)
@@ -240,7 +258,7 @@ class _Walk:
                 continue
             if name not in ("_parameters", "_buffers", "_modules"):
                 counted = own if name.endswith("_hooks") else _public(name, own)
-                self.through(f"{place}.{name}", part, counted, near=is_users)
+                self.through(f"{place}.{name}", part, counted, near=is_theirs)
 
     def _into_class(self, kind: type) -> None:
         """Through the attributes of a class of the user's, and what its functions hold."""
@@ -265,9 +283,18 @@ class _Walk:
             self.through(f"{place}.{name}", aside.content(cell), _public(name, counts), near=True)
         defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        held = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {}), **vars(function)}
+        held = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
         for name, part in held.items():
+            self._hold(f"{place}.{name}", part)
+        if vars(function):
+            self.holders.append((place, function))
+        for name, part in {**held, **vars(function)}.items():
             self.through(f"{place}.{name}", part, _public(name, counts), near=True)
+
+    def _hold(self, place: str, part: Any) -> None:
+        """Have a part that is no attribute among the holders, in a cell of its own."""
+        if isinstance(part, _WRITTEN):
+            self.within.append((place, types.CellType(part)))
 
     def _note_private(self, place: str, owner: Any, name: str, part: Any) -> None:
         if type(part) in (int, float) and name.startswith("_") and not name.startswith("__"):
