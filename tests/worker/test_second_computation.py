@@ -65,6 +65,7 @@ class Held:
         self.counter, self.slotted, self.wide = Counter(), Slotted(), Wide()
         self.one = 1
         self.mask, self.masks, self.array = torch.zeros(2), [torch.zeros(2)], numpy.zeros(2)
+        self.reshaped = numpy.zeros(4).reshape(2, 2)
         self.count = counting()
         self.norms: dict[torch.Tensor, float] = {}
 
@@ -139,6 +140,7 @@ FILLS: dict[str, Any] = {
     "pipeline.mask": lambda held: held.mask.fill_(2),
     "pipeline.masks": lambda held: held.masks[0].fill_(2),
     "pipeline.array": lambda held: held.array.fill(2),
+    "pipeline.reshaped": lambda held: held.reshaped.fill(2),
 }
 
 
@@ -146,15 +148,17 @@ FILLS: dict[str, Any] = {
 def test_what_has_been_written_in_place_has_its_former_content_within_the_block(place: str) -> None:
     held = Held()
     beginning = Beginning({"pipeline": held}, held.net, {})
-    before = held.mask, held.masks[0], held.array
+    before = held.mask, held.masks[0], held.array, held.reshaped
     FILLS[place](held)
     assert not beginning.has_more()
     assert beginning.changed() == [place]
     for only in (None, place):
         with beginning.restored(only):
-            assert [each.max() for each in (held.mask, held.masks[0], held.array)] == [0, 0, 0]
+            assert [each.max() for each in (held.mask, held.masks[0], held.array, held.reshaped)] == [0, 0, 0, 0]
             FILLS[place](held)
-    assert all(now is was for now, was in zip((held.mask, held.masks[0], held.array), before, strict=True))
+    assert all(
+        now is was for now, was in zip((held.mask, held.masks[0], held.array, held.reshaped), before, strict=True)
+    )
     assert sum(each.max() for each in before) == 2
 
 

@@ -232,7 +232,8 @@ def _is_own(part: Any, theirs: Set[int]) -> bool:
     """Whether its memory is its own: no part of the model, no batch of a loader, nothing that a card reads. theirs: addresses
     of the model's."""
     if isinstance(part, numpy.ndarray):
-        return bool(part.flags.owndata and part.flags.writeable)
+        whole = part.base if isinstance(part.base, numpy.ndarray) and part.base.nbytes == part.nbytes else part
+        return bool(whole.flags.owndata and part.flags.writeable)  # of another shape, as by reshape()
     if type(part) is not torch.Tensor or not _has_memory(part) or part.requires_grad or part.is_inference():
         return False
     if not (part.is_cpu and part.is_contiguous()):
