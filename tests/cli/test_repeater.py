@@ -11,10 +11,14 @@ import pytest
 
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.terminal import child_process
+from orchestrator.driver.terminal.child_process import Done
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.experiments.rerun.repeater import Reached, Repeater, _bring_home, _variables
 from orchestrator.experiments.rerun.run import why_not
+from orchestrator.provenance.code import checkout
 from orchestrator.provenance.tracking import Past
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("last", [0, 1, 3])
@@ -86,6 +90,28 @@ def test_the_files_come_home_whether_or_not_somebody_has_looked_at_the_run(
     assert (home / "0123" / "model" / "MLmodel").exists()
     if was_looked_at:
         assert (home / "0123" / "lock").stat().st_ino == held
+
+
+def test_the_files_of_a_repetition_that_is_killed_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoints are in its tree, which is removed."""
+    restored = checkout.Restored(tmp_path / "tree", tmp_path / "tree", "", "", None)
+    home = tmp_path / ".orchestrator"
+    home.mkdir()
+
+    def killed(*_: object) -> Done:
+        left = restored.project / ".orchestrator" / "0123"
+        (left / "checkpoints").mkdir(parents=True)
+        (left / "lock").touch()
+        return Done(-9, "")
+
+    monkeypatch.setattr(child_process, "run", killed)
+    said: Any = SimpleNamespace(say=lambda _: None)
+    repeater = Repeater(tmp_path, home, cast("Any", SimpleNamespace(uri="sqlite:///x")), cast("Any", None), (), said)
+    monkeypatch.setattr(Repeater, "environment", lambda *_: ("python", {}))
+    monkeypatch.setattr(Repeater, "_declared", lambda _: [])
+    with refused("rerun.no-report"):
+        repeater._launch("conf=x", restored, child_process.never)
+    assert (home / "0123" / "checkpoints").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,7 @@ class Repeater:
         settings: its file."""
         with self._restored() as restored:
             report = self._launch(f"{command}={settings.resolve()}", restored, child_process.never)
-            for files in (restored.project / self.folder.name).glob("*/"):
-                if (files / "lock").exists():
-                    _bring_home(files, self.folder)
+            self._bring_all_home(restored)
             if report["sweep_id"] is not None:
                 self.tag({report["sweep_id"]: tags})
         return report
@@ -145,11 +143,17 @@ class Repeater:
         try:
             return dict(json.loads(done.out.splitlines()[-1]))
         except (IndexError, ValueError):
+            self._bring_all_home(restored)  # the checkpoints of one that was killed are there alone
             raise RunFailed(
                 f"the repetition ended with code {done.code} and no report",
                 "its output stands above",
                 code="rerun.no-report",
             ) from None
+
+    def _bring_all_home(self, restored: checkout.Restored) -> None:
+        for files in (restored.project / self.folder.name).glob("*/"):
+            if (files / "lock").exists():
+                _bring_home(files, self.folder)
 
     @contextmanager
     def _store(self) -> Iterator[str]:
