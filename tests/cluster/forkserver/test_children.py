@@ -68,6 +68,7 @@ def test_a_child_that_is_killed_says_so(light: Light, number: int | None, monkey
     child.kill()
     assert child.close() == -signal.SIGKILL
     assert not light.children
+    child.kill()  # as where callbacks are closed twice
 
 
 def test_without_its_server_a_child_goes_on_and_its_end_is_seen(light: Light) -> None:
