@@ -5,11 +5,11 @@ One worker in a thread, with the true writer, whose copy is held back until the 
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -43,15 +43,15 @@ SAVED = 2  # after so many steps, and every so many
 class Visited(p.Batchnorm):
     """Its loss lets the test in first."""
 
-    visit: ClassVar[Callable[[nn.Module], object]] = id
+    visits: ClassVar[Iterator[Callable[[nn.Module], object]]] = itertools.repeat(id)
 
     @classmethod
     def let_in(cls, monkeypatch: pytest.MonkeyPatch, visit: Callable[[nn.Module], object]) -> None:
-        """In a partial, whose closure no worker takes for the pipeline's."""
-        monkeypatch.setattr(cls, "visit", partial(visit))
+        """In an iterator, into which no worker looks for the pipeline's state."""
+        monkeypatch.setattr(cls, "visits", itertools.repeat(visit))
 
     def loss(self, model: nn.Module, batch: p.Batch) -> Any:
-        type(self).visit(model)
+        next(self.visits)(model)
         return super().loss(model, batch)
 
 
