@@ -27,6 +27,11 @@ def is_own(frame: traceback.FrameSummary) -> bool:
 @functools.cache
 def is_users_module(name: str | None) -> bool:
     """Whether a module of this name is part of a project: not of a package, of Python, or of orchestrator."""
-    top = (name or "").partition(".")[0]
     file = getattr(sys.modules.get(name or ""), "__file__", None)
-    return top not in (*sys.stdlib_module_names, "orchestrator") and file is not None and _PACKAGES not in file
+    return not is_base_module(name or "") and file is not None and _PACKAGES not in file
+
+
+def is_base_module(name: str) -> bool:
+    """Whether a module of this name is of Python or of orchestrator."""
+    top = name.partition(".")[0]
+    return top in sys.stdlib_module_names or top == "orchestrator"

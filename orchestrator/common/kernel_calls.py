@@ -1,11 +1,6 @@
 """Calls of the kernel that a Python may lack: it has those that were known where it was built, and Pythons of conda and uv were
 built on old systems.
 
-    memory_file(name)          a descriptor of new memory that has no name in a file system: memfd_create(2)
-    seal_size(fd)              its size stays; has_fixed_size(fd)
-    process_descriptor(pid)    readable when the process has ended: pidfd_open(2)
-    kill(descriptor)           that process: pidfd_send_signal(2)
-
 They go through the C library of the machine. It has memfd_create since glibc 2.27, and torch needs a later one; the numbers of
 the other two are the same on all machines. A kernel may lack those (Linux 5.3), which is an OSError.
 """
@@ -28,7 +23,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def memory_file(name: str) -> int:
-    """The descriptor is not inherited. Raises OSError."""
+    """A descriptor of new memory that has no name in a file system (memfd_create(2)); it is not inherited. Raises OSError."""
     return _answered(_libc.memfd_create(name.encode(), _CLOEXEC | _ALLOW_SEALING))
 
 
@@ -43,12 +38,12 @@ def has_fixed_size(descriptor: int) -> bool:
 
 
 def process_descriptor(pid: int) -> int:
-    """It is not inherited. Raises OSError, ProcessLookupError among them."""
+    """Readable when the process has ended (pidfd_open(2)); it is not inherited. Raises OSError, as ProcessLookupError."""
     return _answered(_libc.syscall(_PIDFD_OPEN, ctypes.c_long(pid), ctypes.c_long(0)))
 
 
 def kill(descriptor: int) -> None:
-    """Raises OSError, ProcessLookupError among them."""
+    """Kill the process of this descriptor (pidfd_send_signal(2)). Raises OSError, ProcessLookupError among them."""
     arguments = (descriptor, signal.SIGKILL, 0, 0)
     _answered(_libc.syscall(_PIDFD_SEND_SIGNAL, *map(ctypes.c_long, arguments)))
 

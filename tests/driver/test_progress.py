@@ -9,6 +9,7 @@ import os
 import pty
 import struct
 import termios
+from collections.abc import Callable
 
 import pytest
 
@@ -20,17 +21,22 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_lines(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]) -> list[str]:
+    """The lines of 1,000 steps, with a clock that goes so many seconds in each."""
     clock = [0.0]
     monkeypatch.setattr("orchestrator.driver.terminal.progress.time.monotonic", lambda: clock[0])
     stream = io.StringIO()
     display = progress.for_stream(stream)
     display.start(1000)
     for done in range(1, 1001):
-        clock[0] += 0.03
+        clock[0] += seconds(done)
         display.step(done, 1 / done)
     display.close()
-    assert stream.getvalue().splitlines() == [
+    return stream.getvalue().splitlines()
+
+
+def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plain_lines(monkeypatch, lambda _: 0.03) == [
         "step 334/1000, loss 0.002994, 33.3 steps/s, 20 s left",
         "step 668/1000, loss 0.001497, 33.3 steps/s, 10 s left",
         "step 1000/1000, loss 0.001, 33.3 steps/s",
@@ -38,17 +44,9 @@ def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_standstill_is_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("orchestrator.driver.terminal.progress.time.monotonic", lambda: clock[0])
-    stream = io.StringIO()
-    display = progress.for_stream(stream)
-    display.start(1000)
-    for done in range(1, 1001):
-        clock[0] += 90.0 if done == 100 else 0.1
-        display.step(done, 0.5)
-    lines = stream.getvalue().splitlines()
+    lines = plain_lines(monkeypatch, lambda done: 90.0 if done == 100 else 0.1)
     assert lines[0].endswith(", 0.992 steps/s, 15 min 7 s left")
-    assert lines[3] == "step 403/1000, loss 0.5, 10 steps/s, 1 min 0 s left"
+    assert lines[3] == "step 403/1000, loss 0.002481, 10 steps/s, 1 min 0 s left"
 
 
 def test_in_a_notebook_it_is_below_the_cell(

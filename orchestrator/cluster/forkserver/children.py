@@ -36,9 +36,7 @@ class Forked:
         with contextlib.suppress(ProcessLookupError):
             if self._process is not None:
                 kill(self._process)
-            elif self._connection.fileno() >= 0 and not readable(
-                [self._connection.fileno()], 0
-            ):  # nobody has told of its end
+            elif (told := self._connection.fileno()) >= 0 and not readable([told], 0):  # nobody has told of its end
                 os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> int | None:

@@ -32,9 +32,8 @@ _ALWAYS = {
 }
 _GIT = ("git", "-c", "core.fsmonitor=false")
 _PIECE_BYTES = 1 << 16
-_OF_ITS_OWN = (
-    0  # an interrupt typed at a terminal is for the command, which may still record its code; git asks nothing there
-)
+# A process group: an interrupt typed at a terminal is for the command, which may still record its code. Git asks nothing there.
+_OF_ITS_OWN = 0
 ALONE = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": os.devnull}
 
 

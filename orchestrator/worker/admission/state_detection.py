@@ -26,7 +26,6 @@ import contextlib
 import functools
 import hashlib
 import random
-import sys
 import threading
 import types
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
@@ -37,7 +36,7 @@ import numpy
 import torch
 from torch.utils.data import Dataset
 
-from orchestrator.common.frames import is_users_module
+from orchestrator.common.frames import is_base_module, is_users_module
 from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.optim import aside
 
@@ -219,7 +218,7 @@ class _Walk:
             self._into_class(value)
         elif (function := _function(value)) is not None:
             self._into_function(place, function, counts)
-            if isinstance(value, types.MethodType) and _is_of_a_package(type(value.__self__)):
+            if isinstance(value, types.MethodType) and not is_base_module(type(value.__self__).__module__):
                 self.through(f"{place}.__self__", value.__self__, counts, near=near)
         elif not isinstance(value, _OPAQUE) and (attributes := attributes_of(value)) is not None:
             self._into(place, value, attributes, counts, near=near)
@@ -228,7 +227,8 @@ class _Walk:
         kind = type(value)
         is_users = any(is_users_module(each.__module__) for each in kind.__mro__)
         is_theirs = is_users or (near and isinstance(value, _NAMESPACES))
-        if is_theirs or (near and _is_of_a_package(kind)):
+        # Not those of Python, such as a queue that a thread reads.
+        if is_theirs or (near and not is_base_module(kind.__module__)):
             self.holders.append((place, value))
         if is_users:
             for each in kind.__mro__:
@@ -334,11 +334,6 @@ def _public(name: str, counts: int) -> int:
 
 def _is_metric(kind: type) -> bool:
     return any(each.__module__.partition(".")[0] == _METRICS for each in kind.__mro__)
-
-
-def _is_of_a_package(kind: type) -> bool:
-    """Not of Python, such as a queue that a thread reads, nor of this one."""
-    return kind.__module__.partition(".")[0] not in (*sys.stdlib_module_names, "orchestrator")
 
 
 def _function(value: Any) -> types.FunctionType | None:

@@ -34,14 +34,15 @@ def take(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None
     still be reading those. Raises PipelineRaised."""
     optimizers.begin_late(this.optimizer)
     is_of_torch = optimizers.is_of_torch(this.optimizer)
-    if not is_of_torch or any(
+    may_change = not is_of_torch or any(
         group.get("foreach") for group in this.optimizer.param_groups
-    ):  # as torch's SGD by Nesterov
+    )  # as SGD by Nesterov
+    if may_change:
         _give_copies(this.model, gradients)
     if is_of_torch:
         _take(this, act)
     else:
-        _take_watched(this, gradients, act)
+        _take_watched(this, act)
 
 
 def _give_copies(model: torch.nn.Module, gradients: torch.Tensor) -> None:
@@ -57,12 +58,12 @@ def _take(this: Step, act: Callable[[], object]) -> None:
         act()
 
 
-def _take_watched(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None:
+def _take_watched(this: Step, act: Callable[[], object]) -> None:
     step, _, optimizer, model = this
     aside, options = kept_aside(optimizer, model), optimizers.options(optimizer)
     marks = optimizers.model_marks(optimizer, model)
     _take(this, act)
-    optimizers.keep_own(optimizer, gradients)
+    optimizers.keep_own(optimizer)  # gradients are its own already: refuses what no checkpoint could hold
     optimizers.refuse_shared(optimizer, model)
     for name, after in kept_aside(optimizer, model).items():
         if after != aside.get(name):
