@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from ray import _raylet
 from ray._private import node, services, utils
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.thirdparty import pynvml
@@ -263,7 +265,7 @@ def test_a_slow_raylet_is_waited_for_within_the_start_timeout(monkeypatch: pytes
     assert started == [ours]
     registers_late(monkeypatch)
     with pytest.raises(TimeoutError, match=r"^the raylet of the private Ray was not up after 60 s$"):
-        local._await_raylet(ours, 60.0, lambda: None)
+        local._await("raylet", ours, lambda: local._is_registered(ours), 60.0, lambda: None)
 
 
 def test_a_ray_that_was_not_tested_waits_for_its_raylet_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,17 +277,48 @@ def test_a_ray_that_was_not_tested_waits_for_its_raylet_by_itself(monkeypatch: p
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("code", "how"), [(None, ""), (-signal.SIGXFSZ, ", killed by SIGXFSZ")])
-def test_a_raylet_that_ended_is_not_waited_for(code: int | None, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    registers_late(monkeypatch)
+def test_a_raylet_that_ended_is_not_waited_for(code: int | None, how: str) -> None:
     with pytest.raises(RuntimeError, match=f"^the raylet of the private Ray ended while it started{how}$"):
-        local._await_raylet(ray_node(reaper=0, raylet=code), 60.0, lambda: None)
+        local._await("raylet", ray_node(reaper=0, raylet=code), lambda: False, 60.0, lambda: None)
 
 
 @pytest.mark.usefixtures("clock")
-def test_the_wait_for_a_raylet_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check() -> None:
-        raise Interrupted("interrupted by SIGINT")
-
-    registers_late(monkeypatch)
+def test_the_wait_for_a_raylet_can_be_interrupted() -> None:
     with pytest.raises(Interrupted):
-        local._await_raylet(ray_node(), 60.0, check)
+        local._await("raylet", ray_node(), lambda: False, 60.0, interrupted)
+
+
+def interrupted() -> None:
+    raise Interrupted("interrupted by SIGTERM")
+
+
+PORTS: Any = _raylet
+HEAD = PORTS.GCS_SERVER_PORT_NAME
+
+
+def started_head(ours: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, check: Callable[[], None]) -> int:
+    """The port that Ray finds. It starts as Ray's own code has it."""
+    found: list[int] = []
+
+    def start(_node: Any) -> None:
+        ray_insides: Any = node
+        found.append(ray_insides.wait_for_persisted_port(str(folder), "n", HEAD, timeout_ms=60000))
+
+    monkeypatch.setattr(node.Node, "start_gcs_server", start)
+    with local._awaited_head(check):
+        node.Node.start_gcs_server(ours)  # type: ignore[no-untyped-call]
+    return found[0]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_head_is_waited_for_until_it_ends_or_somebody_interrupts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Interrupted):
+        started_head(ray_node(), tmp_path, monkeypatch, interrupted)
+    with pytest.raises(RuntimeError, match=r"^the head .* ended while it started, killed by SIGXFSZ$"):
+        started_head(ray_node(gcs_server=-signal.SIGXFSZ), tmp_path, monkeypatch, lambda: None)
+    with pytest.raises(TimeoutError, match=r"^the head .* was not up after 60 s$"):
+        started_head(ray_node(), tmp_path, monkeypatch, lambda: None)
+    (tmp_path / PORTS.get_port_filename("n", HEAD)).write_text("6379")
+    assert started_head(ray_node(), tmp_path, monkeypatch, interrupted) == 6379

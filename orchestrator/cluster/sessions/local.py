@@ -124,6 +124,7 @@ class LocalRay:
             shown = self._metrics_port is not None
             stack.enter_context(_fewer_processes(agent=shown))
             stack.enter_context(_smaller_agents(self._runtime_envs, metrics=shown))
+            stack.enter_context(_awaited_head(self._check))
             stack.enter_context(_awaited_raylet(self._start_timeout_s, self._check))
             stack.enter_context(patient(self._start_timeout_s))
             stack.enter_context(unsuspecting())
@@ -275,6 +276,29 @@ def _busy(load: float, cores: int) -> str:
     return f"this machine is busy (load {load:.0f} on {cores} cores): end what else runs on it; "
 
 
+def _awaited_head(check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Within this a Ray that is started waits for its head as long as it would, but no longer than that lives, and can be
+    interrupted. Ray's own wait is deaf to signals. A Ray that was not tested waits by itself."""
+    if not tested_versions.RAY.is_here:
+        return contextlib.nullcontext()
+    from ray import _raylet
+    from ray._private import node
+
+    ports: Any = _raylet
+    usual: Any = node.Node.start_gcs_server
+
+    def start(ours: Any) -> None:
+        def wait(folder: str, node_id: str, name: str, timeout_ms: int) -> Any:
+            written = Path(folder, ports.get_port_filename(node_id, name))
+            _await("gcs_server", ours, written.exists, timeout_ms / 1000, check)
+            return ports.wait_for_persisted_port(folder, node_id, name, timeout_ms=timeout_ms)
+
+        with replaced(node, "wait_for_persisted_port", wait):
+            usual(ours)
+
+    return replaced(node.Node, "start_gcs_server", start)
+
+
 def _awaited_raylet(timeout_s: float, check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Within this a Ray that is started gives its raylet `timeout_s` to register with the head; Ray gives it 30 s, which a
     busy machine needs for less. A Ray that was not tested has its own patience."""
@@ -286,27 +310,28 @@ def _awaited_raylet(timeout_s: float, check: Callable[[], None]) -> contextlib.A
 
     def start(ours: Any) -> None:
         usual(ours)
-        _await_raylet(ours, timeout_s, check)
+        _await("raylet", ours, lambda: _is_registered(ours), timeout_s, check)
 
     return replaced(node.Node, "start_ray_processes", start)
 
 
-def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> None:
-    """Raises RuntimeError when a process of the node has ended, TimeoutError when none has and the raylet is not there."""
+def _await(kind: str, node: Any, is_up: Callable[[], bool], timeout_s: float, check: Callable[[], None]) -> None:
+    """kind: which of the node's processes. Raises RuntimeError when a process of the node has ended, TimeoutError when none has
+    and this one is not there."""
     deadline = time.monotonic() + timeout_s
     while True:
         why: Exception | None = None
         try:
-            if _is_registered(node):
+            if is_up():
                 return
         except Exception as error:  # the head is too busy to say
             why = error
-        for kind, process in node.dead_processes():
-            if kind in _VITAL:
-                raise RuntimeError(f"{_VITAL[kind]} ended while it started{_how(process)}") from why
+        for each, process in node.dead_processes():
+            if each in _VITAL:
+                raise RuntimeError(f"{_VITAL[each]} ended while it started{_how(process)}") from why
         check()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{_VITAL['raylet']} was not up after {timeout_s:g} s") from why
+            raise TimeoutError(f"{_VITAL[kind]} was not up after {timeout_s:g} s") from why
         time.sleep(_LOOK_S)
 
 
