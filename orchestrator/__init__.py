@@ -40,6 +40,7 @@ except KeyboardInterrupt:
     if sys.argv[:1] != ["-m"]:  # a program of the user's own
         raise
     print("error: interrupted by SIGINT", file=sys.stderr)
+    exec("")  # as in `__main__`
     sys.exit(130)
 
 __all__ = [

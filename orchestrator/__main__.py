@@ -28,4 +28,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Python ends by the signal where an interrupt came out of text that it executed last, as of a named tuple.
+    exec("")
+    sys.exit(code)
