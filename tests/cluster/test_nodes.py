@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.records.lines import read
 from tests.cli.alone import Alone, alone, assert_as_alone, trace_of
 from tests.cli.watching import WatchedRun
 from tests.cluster.conftest import SHORT, Joined, raylets
@@ -205,6 +206,22 @@ def test_a_resume_has_a_worker_where_the_checkpoint_lies_though_all_have_room_el
         assert run.end().code == 130
         done = project.run(f"resume={run.run_id}", "cluster.workers=2", "output=json")
     assert_as_alone(project, done, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("here", [1, 2])
+def test_a_launch_has_a_worker_where_its_checkpoints_lie_though_all_have_room_elsewhere(
+    digits: Project, at_home: Alone, here: int
+) -> None:
+    with raylets(here, 4) as joined:
+        project = replace(digits, variables=joined.access)
+        done = project.run(*SHORT, f"cluster.address={joined.address}", "cluster.workers=2", "checkpoint.every=5")
+    assert_as_alone(project, done, at_home)
+    assert "there are no checkpoints" not in done.err
+    journal = list(read(project.folder(done.report["run_id"]) / "journal.jsonl"))
+    assert [each["step"] for each in journal if each["event"] == "checkpoint_saved"] == [5, 10, 12]
+    (generation,) = [each for each in journal if each["event"] == "generation_started"]
+    assert len(set(generation["nodes"])) == 3 - here, "on one node where it has room for all"
 
 
 @pytest.mark.long

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 from orchestrator.cluster.placement import reservation
-from orchestrator.cluster.placement.reservation import Need, Node, lack, with_some_on
+from orchestrator.cluster.placement.reservation import Need, Node, lack, wishes
 from orchestrator.common.tested_versions import Tried
 from tests.refusals import refused
 
@@ -65,14 +66,56 @@ def test_ray_is_asked_for_the_type_in_each_bundle_and_of_each_actor() -> None:
     assert Need(1, 1.0).placement() == {}
 
 
-def test_members_are_put_on_a_node_where_it_has_room_for_them_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_wished_for_on_a_node_as_far_as_it_may_ever_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reservation, "living_nodes", lambda: NODES)
-    here = {"ray.io/node-id": NODES[1].id}
-    assert with_some_on(Need(6, 1.0), NODES[1].id, 1).selectors == [here, {}, {}, {}, {}, {}]
-    assert with_some_on(Need(3, 1.0), NODES[1].id, 2).selectors == [here, here, {}]
+
+    def wished(need: Need, node: str, some: int, *, insists: bool = False) -> list[int]:
+        found = wishes(need, node, some, insists=insists)
+        for each in found:
+            assert each.selectors == [{"ray.io/node-id": node}] * len(each.on) + [{}] * (need.members - len(each.on))
+        return [len(each.on) for each in found]
+
+    there = NODES[1].id
+    assert wished(Need(6, 1.0), there, 1) == [1, 0]
+    assert wished(Need(2, 1.0), there, 1) == [2, 1, 0]
+    assert wished(Need(2, 1.0), there, 2) == [2, 0]
+    assert wished(Need(3, 1.0), there, 2, insists=True) == [2]
+    assert wished(Need(2, 1.0), there, 1, insists=True) == [2, 1]
+    assert wished(Need(2, 1.0, together=True), there, 1) == [2, 0]
     for need in (Need(1, 3.0), Need(3, 1.0, together=True)):
-        assert with_some_on(need, NODES[1].id, 1) == need
-    assert with_some_on(Need(1, 1.0), "gone", 1) == Need(1, 1.0)
+        assert wished(need, there, 1, insists=True) == [0]
+    assert wished(Need(1, 1.0), "gone", 1) == [0]
+
+
+def test_room_that_is_not_free_where_it_is_wished_for_is_taken_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, removed = list[Any](), list[Any]()
+
+    class Group:
+        def __init__(self, bundles: object, strategy: str, bundle_label_selector: list[dict[str, str]]) -> None:  # noqa: ARG002
+            self.bundles, self.is_anywhere = bundles, not any(bundle_label_selector)
+            asked.append(self)
+
+        def wait(self, _seconds: float) -> bool:
+            return self.is_anywhere
+
+    monkeypatch.setattr(reservation, "living_nodes", lambda: NODES)
+    monkeypatch.setattr(reservation, "placement_group", Group)
+    monkeypatch.setattr(reservation, "remove_placement_group", removed.append)
+    monkeypatch.setattr(
+        reservation, "placement_group_table", lambda _: {"bundles_to_node_id": {0: NODES[0].id, 1: NODES[0].id}}
+    )
+    monkeypatch.setattr(reservation, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(reservation, "_WISHED_S", 0.0)
+    needs = wishes(Need(2, 1.0), NODES[1].id, 1, insists=False)
+    with reservation.reserved(needs, 60.0, lambda: None, lambda: None) as slots:
+        assert [slot.node for slot in slots] == [NODES[0]] * 2
+        assert removed == asked[:2]
+    assert removed == asked
+    monkeypatch.setattr(reservation, "_free", lambda _: "nothing")
+    insisting = wishes(Need(2, 1.0), NODES[1].id, 1, insists=True)
+    with refused("ray.not-free"), reservation.reserved(insisting, 0.0, lambda: None, lambda: None):
+        pass
+    assert removed == asked
 
 
 def test_a_ray_without_nodes_lacks_everything() -> None:

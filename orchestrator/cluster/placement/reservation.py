@@ -1,17 +1,20 @@
 """Room for all members of a run at once: one placement group with a bundle for each, or a clear refusal.
 
 PACK: members share as few nodes as possible, because on one node gradients lie in shared memory, and between nodes every byte
-goes through the network. A demand that the nodes can never hold is refused at once. One that they cannot hold now is waited
-for, no longer than `cluster.start_timeout_s`. Nodes that an autoscaler would add are not counted: start them first.
+goes through the network. Ray chooses the nodes, unless one is wished for. A demand that the nodes can never hold is refused at
+once. One that they cannot hold now is waited for, no longer than `cluster.start_timeout_s`. Nodes that an autoscaler would add
+are not counted: start them first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import ray
@@ -24,6 +27,7 @@ from orchestrator.errors import ClusterUnavailable
 
 NODE_ID: Final = "ray.io/node-id"  # a label that Ray gives to each node
 _LOOK_S = 0.5
+_WISHED_S = 2.0  # for room where it is wished for; Ray gives what is free within milliseconds
 _ANSWER_S = 10.0  # of a head, which is slow on a busy machine
 _SITE_SHARE = 0.001
 _CARD_TYPE = "accelerator_type:"  # before the name of Ray's resource of a node that has such cards
@@ -144,11 +148,14 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
     return told
 
 
-def with_some_on(need: Need, node: str, members: int) -> Need:
-    """The first members, so many, on this node, where it may ever have room for them."""
+def wishes(need: Need, node: str, some: int, *, insists: bool) -> list[Need]:
+    """The same with all members on this node, else with the first of them there, so many, else anywhere; as far as the node may
+    ever have room. insists: without the last, where it has room for some."""
     found = next((each for each in living_nodes() if each.id == node), None)
-    fit = found is not None and found.holds(need) >= (need.members if need.together else members)
-    return replace(need, on=[node] * members) if fit else need
+    room = 0 if found is None else found.holds(need)
+    counts = [need.members] if need.together else sorted({need.members, some}, reverse=True)
+    placed = [replace(need, on=[node] * count) for count in counts if count <= room]
+    return placed if placed and insists else [*placed, need]
 
 
 def _lacks_site(site: str, count: int, need: Need, nodes: Sequence[Node]) -> str | None:
@@ -165,11 +172,12 @@ def _lacks_site(site: str, count: int, need: Need, nodes: Sequence[Node]) -> str
 
 @contextmanager
 def reserved(
-    need: Need, timeout_s: float, check: Callable[[], None], trouble: Callable[[], str | None]
+    needs: Sequence[Need], timeout_s: float, check: Callable[[], None], trouble: Callable[[], str | None]
 ) -> Iterator[list[ActorSlot]]:
-    """One slot per member, within the block. check: called now and then, may raise; trouble: what is wrong with the Ray, if
-    anything is. Raises ClusterUnavailable."""
-    nodes = living_nodes()
+    """One slot per member, within the block. needs: one need as `wishes` gives it; what is not there at once is waited for as
+    the last of them has it. check: called now and then, may raise; trouble: what is wrong with the Ray, if anything is. Raises
+    ClusterUnavailable."""
+    need, nodes = needs[-1], living_nodes()
     why_not = lack(need, nodes)
     if why_not is not None:
         remedy = "ask for less with cluster.workers, cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes"
@@ -183,25 +191,30 @@ def reserved(
             why_not, f"{remedy}; or transport=auto" if need.together else remedy, code="ray.cannot-hold"
         )
     strategy = "STRICT_PACK" if need.together else "PACK"
-    group: Any = placement_group(need.bundles, strategy, bundle_label_selector=need.selectors)
-    try:
-        _await(group, need, timeout_s, check)
-        yield _slots(group, need, nodes)
-    finally:
-        unless_gone(lambda: remove_placement_group(group), trouble)
-
-
-def _await(group: Any, need: Need, timeout_s: float, check: Callable[[], None]) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not group.wait(_LOOK_S):
-        check()
-        if time.monotonic() > deadline:
+    with contextlib.ExitStack() as held:
+        for each in needs:
+            group: Any = placement_group(each.bundles, strategy, bundle_label_selector=each.selectors)
+            held.callback(unless_gone, partial(remove_placement_group, group), trouble)
+            if _has_room(group, _WISHED_S if each is not need else timeout_s, check):
+                break
+            held.close()
+        else:
             free = _free(living_nodes())
             raise ClusterUnavailable(
                 f"the run needs {need}, which did not become free within {timeout_s:g} s; free now: {free}",
                 "end what else runs there, ask for less, or raise cluster.start_timeout_s",
                 code="ray.not-free",
             )
+        yield _slots(group, need, nodes)
+
+
+def _has_room(group: Any, timeout_s: float, check: Callable[[], None]) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not group.wait(_LOOK_S):
+        check()
+        if time.monotonic() > deadline:
+            return False
+    return True
 
 
 def _slots(group: Any, need: Need, nodes: Sequence[Node]) -> list[ActorSlot]:

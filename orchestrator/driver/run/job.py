@@ -40,7 +40,7 @@ from orchestrator.cluster.placement.reservation import (
     has_room_for,
     living_nodes,
     reserved,
-    with_some_on,
+    wishes,
 )
 from orchestrator.cluster.sessions import RaySession, environment
 from orchestrator.cluster.sessions.joined import JoinedRay
@@ -363,9 +363,11 @@ class Job:
         data, servers = self.plan.data, cluster.members.servers if self.plan.data.sites else 0
         sites = workers_at(data.sites, cluster.members.most, data.shards) if data.sites else {}
         need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together, sites, cluster.card_type)
-        if restores and cluster.address is not None and self.plan.checkpoints.uri is None and not sites:
-            need = with_some_on(need, this_node(), cluster.members.stages)  # no other node reaches the checkpoint
-        slots = held.enter_context(reserved(need, timeout_s, self.pending_signal.check, trouble))
+        needs = [need]
+        if cluster.address is not None and self.plan.checkpoints.uri is None and not sites:
+            # No other node reaches the checkpoints.
+            needs = wishes(need, this_node(), cluster.members.stages, insists=restores)
+        slots = held.enter_context(reserved(needs, timeout_s, self.pending_signal.check, trouble))
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus, **need.placement()}
         if cluster.address is None:
             here, also = str(self.project), self._variables()
