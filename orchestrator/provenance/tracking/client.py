@@ -5,7 +5,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+PATIENCE_S: Final = 20.0  # with other writers of a database, as MLflow has it
 
 
 class Metric(NamedTuple):
@@ -45,7 +47,10 @@ class ModelOfRun(NamedTuple):
 
 
 class Client:
-    """MLflow's own, opened when it is first asked for something."""
+    """MLflow's own, opened when it is first asked for something. patience_s: with other writers of a database, which MLflow's
+    own does not hear of."""
+
+    patience_s = PATIENCE_S
 
     def __init__(self, opened: Callable[[], Any]) -> None:
         self._open = opened

@@ -2,8 +2,9 @@
 takes 2 s of processor time, and each of its requests some milliseconds.
 
 It writes what the client of `common.tested_versions.MLFLOW` writes, and a test compares all rows of both. With other versions
-of MLflow or its tables there is no such client. A value that is too long, a run that was deleted, a database that is locked and
-the like are left to MLflow's client, which is opened then and says what is wrong.
+of MLflow or its tables there is no such client. A value that is too long, a run that was deleted and the like are left to
+MLflow's client, which is opened then and says what is wrong. A database that is locked is not: that client would wait
+once more.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import yaml
 from orchestrator.common import temporary
 from orchestrator.common.tested_versions import MLFLOW, MLFLOW_TABLES
 from orchestrator.provenance.tracking import empty, names, rebase
-from orchestrator.provenance.tracking.client import Client, Dataset, Metric, ModelOfRun, Param, RunTag
+from orchestrator.provenance.tracking.client import PATIENCE_S, Client, Dataset, Metric, ModelOfRun, Param, RunTag
 
-_PATIENCE_S = 20.0  # with other writers, as MLflow's own
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _MOST_OF_PARAM, _MOST_OF_TAG, _MOST_OF_INPUT = 6000, 8000, 36
 _MOST_OF_NAME = 250  # of runs and experiments
 _NAME = "mlflow.runName"
@@ -49,7 +50,7 @@ def fits(database: Path, uri: str) -> bool:
     if not MLFLOW.is_here or "?" in uri or any(os.environ.get(name) for name in _OTHERWISE):
         return False
     try:
-        with closing(_connected(database)) as connection:
+        with closing(_connected(database, PATIENCE_S)) as connection:
             return MLFLOW_TABLES.are_in(connection)
     except sqlite3.Error:  # MLflow says what is wrong
         return False
@@ -90,7 +91,9 @@ def _usual(verb: _Verb) -> _Verb:
     def done(client: DatabaseClient, *arguments: Any, **options: Any) -> Any:
         try:
             return verb(client, *arguments, **options)
-        except (_UnusualError, sqlite3.Error):
+        except (_UnusualError, sqlite3.Error) as error:
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in _BUSY:
+                raise
             name = verb.__name__
             above = getattr(super(DatabaseClient, client), name, None) or getattr(client.mlflow, name)
             return above(*arguments, **options)
@@ -107,10 +110,14 @@ class DatabaseClient(Client):
         self._database = database
         self._artifacts = artifacts
 
+    def _connected(self) -> sqlite3.Connection:
+        """Raises sqlite3.Error."""
+        return _connected(self._database, self.patience_s)
+
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """Raises sqlite3.Error; nothing is written where the block raises."""
-        with closing(_connected(self._database)) as connection:
+        with closing(self._connected()) as connection:
             connection.execute("pragma foreign_keys = on")
             connection.execute("begin immediate")
             yield connection
@@ -118,12 +125,12 @@ class DatabaseClient(Client):
 
     @_usual
     def get_experiment_by_name(self, name: str) -> Experiment | None:
-        with closing(_connected(self._database)) as connection:
+        with closing(self._connected()) as connection:
             return _experiment(connection, "name", name)
 
     @_usual
     def get_experiment(self, experiment_id: str) -> Experiment:
-        with closing(_connected(self._database)) as connection:
+        with closing(self._connected()) as connection:
             found = _experiment(connection, "experiment_id", int(experiment_id))
         if found is None:
             raise _UnusualError
@@ -170,7 +177,7 @@ class DatabaseClient(Client):
 
     @_usual
     def has_runs(self, experiment_id: str) -> bool:
-        with closing(_connected(self._database)) as connection:
+        with closing(self._connected()) as connection:
             found = connection.execute("select 1 from runs where experiment_id = ? limit 1", (int(experiment_id),))
             return found.fetchone() is not None
 
@@ -244,13 +251,13 @@ class DatabaseClient(Client):
 
     @_usual
     def log_artifact(self, run_id: str, local_path: str, artifact_path: str) -> None:
-        with closing(_connected(self._database)) as connection:
+        with closing(self._connected()) as connection:
             found = connection.execute("select artifact_uri from runs where run_uuid = ?", (run_id,)).fetchone()
         _copied(Path(local_path), self._found_at(found) / artifact_path)
 
     @_usual
     def model_of_run(self, run_id: str, name: str) -> ModelOfRun | None:
-        with closing(_connected(self._database)) as connection:
+        with closing(self._connected()) as connection:
             noted = connection.execute(
                 "select destination_id from inputs where source_type = 'RUN_OUTPUT' and source_id = ? "
                 "and destination_type = 'MODEL_OUTPUT'",
@@ -289,7 +296,7 @@ class DatabaseClient(Client):
 
     @_usual
     def log_model_artifacts(self, model_id: str, local_dir: str) -> None:
-        with closing(_connected(self._database)) as connection:
+        with closing(self._connected()) as connection:
             found = connection.execute(
                 "select artifact_location from logged_models where model_id = ? and lifecycle_stage = 'active'",
                 (model_id,),
@@ -344,10 +351,10 @@ class DatabaseClient(Client):
         return yaml.safe_dump(described, default_flow_style=False)
 
 
-def _connected(database: Path) -> sqlite3.Connection:
+def _connected(database: Path, patience_s: float) -> sqlite3.Connection:
     """One that does not make a database where there is none. Raises sqlite3.Error."""
     place = f"{database.absolute().as_uri()}?mode=rw"
-    return sqlite3.connect(place, uri=True, timeout=_PATIENCE_S, isolation_level=None)
+    return sqlite3.connect(place, uri=True, timeout=patience_s, isolation_level=None)
 
 
 def _check_name(*found: str) -> None:

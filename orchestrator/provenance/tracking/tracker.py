@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from orchestrator import errors
 from orchestrator.errors import few
 from orchestrator.provenance.tracking import names, outbox, uploads
-from orchestrator.provenance.tracking.client import Dataset, Metric, Param, RunTag
+from orchestrator.provenance.tracking.client import PATIENCE_S, Dataset, Metric, Param, RunTag
 from orchestrator.provenance.tracking.models import ModelFolder, ModelLog, Registration
 from orchestrator.provenance.tracking.outbox import Item, Outbox
 from orchestrator.provenance.tracking.store import (
@@ -45,6 +45,7 @@ ERROR = "error"  # the tag of a run that has failed or was stopped: why
 _BATCH = 1000  # MLflow's limit for one request
 _PATIENCE_S = 30.0
 _HELD_S = 1.0  # after which no further request is begun
+_LOCKED_S = 3.0  # with other writers of a database then, such as a backup
 _REST = 3.0  # times as long as the last sending took
 _PAUSES_S = (1.0, 2.0, 4.0)  # at the end, before another try at a store that is there
 _MOST_FAILURES = 3  # of one kind of item, of a store that answers
@@ -158,6 +159,7 @@ class Tracker:
         """As `flush`, for so long. Returns what went wrong."""
         first: Exception | None = None
         began = time.monotonic()
+        self._client.patience_s = PATIENCE_S if math.isinf(limit_s) else _LOCKED_S
         for send in (self._send_metrics, self._send_later, self._confirm):
             try:
                 send(began + limit_s)
@@ -165,6 +167,7 @@ class Tracker:
                 first = first or error
                 if not has_answered(error):
                     break
+        self._client.patience_s = PATIENCE_S
         self.trouble = None if first is None else reason(first)
         if first is None and not self._left:
             self._outbox.clear()

@@ -6,6 +6,8 @@ import math
 import os
 import re
 import sqlite3
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -191,3 +193,27 @@ def test_where_nothing_can_be_linked_a_large_file_is_copied(tmp_path: Path, monk
     database_client._put(source, target)
     assert target.read_bytes() == b"weights"
     assert not target.samefile(source)
+
+
+def test_a_locked_database_holds_the_driver_up_for_seconds_and_is_told_later(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a backup, which the end waits for."""
+    monkeypatch.setattr("orchestrator.provenance.tracking.tracker._LOCKED_S", 0.05)
+    run = Tracker.create(store, store.experiment("e"), "run", every_s=0.0)
+    opened = asked(store.client, "mlflow")
+    run.metrics(0, {"loss": 1.0})
+    database = store.folder / "mlflow.db"
+    with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as backup:
+        backup.execute("begin immediate")
+        since = time.monotonic()
+        run.tick()
+        assert time.monotonic() - since < 5.0, "MLflow waits for 20 s"
+        trouble = run.trouble
+        assert trouble == "database is locked"
+        assert not opened, "MLflow's own client would wait once more"
+        threading.Timer(0.5, backup.rollback).start()
+        run.end("FINISHED")
+    assert run.trouble is None
+    assert not opened
+    assert store.client.get_run(run.run_id).data.metrics == {"loss": 1.0}

@@ -26,6 +26,7 @@ class Client:
         self.said: list[Any] = []
         self.fails = False
         self.attempts = 0
+        self.patience_s = 20.0
 
     def create_run(self, *_: Any, **__: Any) -> Any:
         class Run:
