@@ -1,12 +1,13 @@
-"""The control groups of this process that limit its memory, and whom the kernel has killed for want of it.
+"""The control groups of this process that limit memory and processes, and whom the kernel has killed for want of memory.
 
-Source: memory controller, Documentation/admin-guide/cgroup-v2.rst ("memory.events") and cgroup-v1/memory.rst
-("memory.oom_control"); "oom_kill" of /proc/vmstat counts all of the machine.
+Source: Documentation/admin-guide/cgroup-v2.rst ("memory.events", "pids.max"), cgroup-v1/memory.rst ("memory.oom_control") and
+cgroup-v1/pids.rst; "oom_kill" of /proc/vmstat counts all of the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _COUNTS = ("memory.events", "memory.oom_control")  # of version 2 and of version 1
@@ -15,12 +16,28 @@ _COUNTS = ("memory.events", "memory.oom_control")  # of version 2 and of version
 def memory_groups(root: Path = Path("/")) -> Iterator[Path]:
     """The folders of this process's memory groups, innermost first. Inside a container some may not be visible. root: holds
     proc/ and sys/, for tests."""
+    return _groups("memory", root)
+
+
+def processes_left(root: Path = Path("/")) -> int | None:
+    """How many more processes and threads the control groups of this process allow; None where they have no limit."""
+    left = []
+    with suppress(OSError):
+        for group in _groups("pids", root):
+            with suppress(
+                OSError, ValueError
+            ):  # of a group without this controller, and of one without a limit ("max")
+                left.append(int((group / "pids.max").read_text()) - int((group / "pids.current").read_text()))
+    return min(left, default=None)
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
     mounts = root / "sys/fs/cgroup"
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
+        if controllers not in ("", controller):
             continue
-        mount = mounts / "memory" if controllers else mounts
+        mount = mounts / controller if controllers else mounts
         own = mount / path.lstrip("/")
         yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(mount))
 

@@ -31,18 +31,26 @@ def test_a_limit_that_a_launch_may_come_to_is_named(
     kind: int, limit: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    (told,) = limits.notes(2, {**NONE, kind: limit}.__getitem__)
+    (told,) = limits.notes(2, {**NONE, kind: limit}.__getitem__, lambda: None)
     assert told.startswith(said)
 
 
 def test_nothing_is_said_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not [*limits.notes(2, NONE.__getitem__)]
+    assert not [*limits.notes(2, NONE.__getitem__, lambda: None)]
     large = {
         **NONE,
         resource.RLIMIT_FSIZE: resource.RLIM_INFINITY,
         resource.RLIMIT_AS: 10**10,
         resource.RLIMIT_NPROC: 4096,
     }
-    assert not [*limits.notes(2, large.__getitem__)]
+    assert not [*limits.notes(2, large.__getitem__, lambda: None)]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert not [*limits.notes(2, {**NONE, resource.RLIMIT_NPROC: 20}.__getitem__)]
+    assert not [*limits.notes(2, {**NONE, resource.RLIMIT_NPROC: 20}.__getitem__, lambda: None)]
+
+
+@pytest.mark.parametrize(("left", "told"), [(None, False), (150, False), (149, True), (-3, True)])
+def test_so_is_that_of_a_control_group_also_for_root(left: int | None, told: bool) -> None:
+    found = [*limits.notes(2, NONE.__getitem__, lambda: left)]
+    assert [each.partition(":")[0] for each in found] == [
+        f"the control group of this process leaves it {left} processes and threads, and this run starts about 150"
+    ] * told

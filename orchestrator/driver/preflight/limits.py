@@ -1,5 +1,5 @@
-"""Limits of the shell (`ulimit`) at which a launch may end. Libraries that come to them tell of a failed allocation, a disk
-or nothing at all."""
+"""Limits of the shell (`ulimit`) and of control groups at which a launch may end. Libraries that come to them tell of a failed
+allocation, a disk or nothing at all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 
+from orchestrator.common import control_groups
 from orchestrator.common.figures import sized
 
 _ADDRESSES = 3 * 10**9  # that Ray takes in the driver before anything is computed; 2 * 10**9 were too few
@@ -14,8 +15,12 @@ _FILES = 64  # that one worker and its Ray start with; with 48 they waited for e
 _THREADS = 100, 25  # of a launch, with its Ray; of each worker
 
 
-def notes(members: int, limit_of: Callable[[int], int] = lambda kind: resource.getrlimit(kind)[0]) -> Iterator[str]:
-    """For the user. members: workers and servers that this process starts; limit_of: the soft limit of this kind."""
+def notes(
+    members: int,  # workers and servers that this process starts
+    limit_of: Callable[[int], int] = lambda kind: resource.getrlimit(kind)[0],  # the soft limit of this kind
+    left_by_groups: Callable[[], int | None] = control_groups.processes_left,  # by control groups
+) -> Iterator[str]:
+    """For the user."""
     size, addresses, threads, files = (
         limit_of(kind)
         for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE)
@@ -31,4 +36,10 @@ def notes(members: int, limit_of: Callable[[int], int] = lambda kind: resource.g
         yield (
             f"ulimit -u leaves this user {threads} processes and threads, and this run starts about {wanted}: raise it, or "
             f"have fewer workers"
+        )
+    left = left_by_groups()
+    if left is not None and left < wanted:
+        yield (
+            f"the control group of this process leaves it {left} processes and threads, and this run starts about {wanted}: "
+            "raise its pids.max (--pids-limit of docker, TasksMax of systemd, podPidsLimit of Kubernetes) or have fewer workers"
         )
