@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.driver.folders import RunFolder
+from orchestrator.provenance.code import checkout
 from orchestrator.provenance.tracking import Past, Store
 
 
@@ -13,9 +14,18 @@ def bring(store: Store, past: Past, files: RunFolder, artifacts: str, wanted: Se
     """Have what is missing of the wanted files, the first of which every run has. artifacts: their folder in the store. Raises
     ConfigurationError."""
     stands = f"{past.status} {past.ended_ms}"
-    is_copy = files.fetched.exists() and not files.is_driven
-    is_old = is_copy and (past.status == "RUNNING" or files.fetched.read_text(encoding="utf-8") != stands)
-    if is_old or not all(file.exists() for file in wanted):
-        brought = store.fetch(past.run_id, artifacts, files.path, anew=is_old)
-        if is_old or wanted[0].name in brought:
+
+    def is_old() -> bool:
+        is_copy = files.fetched.exists() and not files.is_driven
+        return is_copy and (past.status == "RUNNING" or files.fetched.read_text(encoding="utf-8") != stands)
+
+    def is_here() -> bool:
+        return not is_old() and all(file.exists() for file in wanted)
+
+    if not is_here():  # it may be a repetition that was killed with its command
+        checkout.sweep(files.path.parent / checkout.FOLDER)
+    if not is_here():
+        anew = is_old()
+        brought = store.fetch(past.run_id, artifacts, files.path, anew=anew)
+        if anew or wanted[0].name in brought:
             files.fetched.write_text(stands, encoding="utf-8")

@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.checkpoint.storage import sync_folder
 from orchestrator.common import locks
 from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.provenance.code import checkout
 
 NAME = ".orchestrator"
 _JOURNAL, _TRACE = "journal.jsonl", "trace.jsonl"
@@ -41,9 +42,6 @@ def _unwritable(folder: Path, error: OSError) -> ConfigurationError:
         "make room on its disk" if error.errno in _FULL else "run from a folder in which you may write",
         code="project.unwritable",
     )
-
-
-FETCHED = "fetched.txt"  # in a folder of copies, of a run that is driven elsewhere: how it stood when they were brought
 
 
 class RunFolder:
@@ -97,7 +95,7 @@ class RunFolder:
         self.pictures = self.path / "pictures"
         self.checkpoints = self.path / "checkpoints"
         self.inspections = self.path / "looks"  # requests of who looks at it while it runs
-        self.fetched = self.path / FETCHED
+        self.fetched = self.path / checkout.FETCHED
 
     def lease(self) -> None:
         """Keep every other driver away from this run, for as long as this process lives. Waits for a process that sends MLflow

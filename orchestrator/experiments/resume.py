@@ -29,7 +29,8 @@ def resume(
 ) -> Resumed:
     """The whole story. name, typed, trusted: as `driver.launch.resume` takes them. Raises as that and `resume_sweep`."""
     past = find_sweep(name, uri)
-    checkout.sweep(project_folder(Path.cwd()) / "worktrees")  # it may be a repetition that was killed with its command
+    trees = project_folder(Path.cwd()) / checkout.FOLDER
+    checkout.sweep(trees)  # it may be a repetition that was killed with its command
     if past is not None:
         return Resumed(past.run_id, past.kind, resume_sweep(past, overrides, uri, trusted=trusted))
     run_id, outcome = resume_run(name, overrides, uri, typed=typed, trusted=trusted)

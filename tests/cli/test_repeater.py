@@ -14,7 +14,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.child_process import Done
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.experiments.rerun.repeater import Reached, Repeater, _bring_home, _variables
+from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
 from orchestrator.experiments.rerun.run import why_not
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.tracking import Past
@@ -84,7 +84,7 @@ def test_the_files_come_home_whether_or_not_somebody_has_looked_at_the_run(
             looked.model.mkdir()
             looked.fetched.write_text("RUNNING None")
             held = looked.path.joinpath("lock").stat().st_ino
-    _bring_home(files.path, home)
+    checkout.bring_home(files.path, home)
     assert {file.name for file in (home / "0123").iterdir()} - {"lock"} == {"settings.yaml", "trace.jsonl", "model"}
     assert (home / "0123" / "trace.jsonl").read_text() == "all\n"
     assert (home / "0123" / "model" / "MLmodel").exists()

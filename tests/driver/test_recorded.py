@@ -16,6 +16,7 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError
 from orchestrator.optim.privacy import secret
+from orchestrator.provenance.code import checkout
 from orchestrator.provenance.tracking import Past
 from tests.products import thinned
 from tests.refusals import refused
@@ -239,6 +240,20 @@ def test_copies_of_a_run_of_elsewhere_are_made_anew_once_it_has_gone_on(tmp_path
     assert store.fetched == 0
     store.files["trace.jsonl"] = "abcd"
     assert seen("FINISHED", 7).trace.read_text() == "abcd"
+
+
+def test_a_repetition_that_was_killed_with_its_command_is_told_by_its_own_files(tmp_path: Path) -> None:
+    """MLflow has what it was by the last copy there."""
+    home = tmp_path / ".orchestrator"
+    runs = home / checkout.FOLDER / "0" / "code" / ".orchestrator"
+    runs.mkdir(parents=True)
+    left = RunFolder(runs, PAST.run_id)
+    left.lease()
+    left.settings.write_text(SETTINGS)
+    left.trace.write_text("all")
+    left.release()
+    found = Recorded.of(cast("Any", Uploads()), home, replace(PAST, status="KILLED")).files
+    assert (found.path.parent, found.trace.read_text()) == (home, "all")
 
 
 def test_files_of_a_run_that_is_driven_here_are_its_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from orchestrator.config.settings.sources import COMMAND_LINE
 from orchestrator.driver.folders import RunFolder, is_driven, write_json
 from orchestrator.driver.preflight import unshared
 from orchestrator.driver.preflight.checks import Provenance
-from orchestrator.driver.recording import recorded_checkout, unsent
+from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.project_files import ProjectFiles
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report import description
@@ -41,7 +41,7 @@ def open_record(
     the settings were given, by key; tags: further ones of the MLflow run.
 
     Raises ConfigurationError when the store cannot be opened."""
-    checkout.sweep(folder / recorded_checkout.FOLDER)
+    checkout.sweep(folder / checkout.FOLDER)
     with phases.of("DVC"):
         inputs, obstacles = provenance.inputs, provenance.obstacles  # asked before there is a run in the store
     with phases.of("MLflow"):

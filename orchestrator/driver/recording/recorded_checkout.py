@@ -14,8 +14,6 @@ from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import dvc_files, restoring
 from orchestrator.provenance.data.versions import Input
 
-FOLDER = "worktrees"  # below `.orchestrator`
-
 
 @contextmanager
 def checked_out(
@@ -34,7 +32,7 @@ def checked_out(
             "undo the changes, or launch a new run with conf=",
             code="resume.code-changed",
         )
-    with checkout.disposable(bundle, folder / FOLDER, tree) as restored:
+    with checkout.disposable(bundle, folder / checkout.FOLDER, tree) as restored:
         # On another machine the command may be typed where there is no project; its code says where the data are.
         there = dvc_files.root(project) is not None or any((project / item.path).exists() for item in inputs)
         source = project if there else restored.project

@@ -201,7 +201,7 @@ def _initial_weights(
 def _checkpoints(original: Recorded, folder: Path, held: ExitStack) -> Files:
     """Those that the run has kept, every byte verified: with them somebody else can audit it. Raises UsageError."""
     place = original.files.checkpoints_at(original.held.checkpoint.uri)
-    new = held.enter_context(checkout.disposable_folder(folder / "worktrees")) / crate.CHECKPOINTS
+    new = held.enter_context(checkout.disposable_folder(folder / checkout.FOLDER)) / crate.CHECKPOINTS
     try:
         storage, target = open_storage(place), open_storage(new)
         steps = [step for step in steps_among(storage.sizes()) if step > 0]
@@ -238,7 +238,7 @@ def _data(original: Recorded, folder: Path, held: ExitStack, *, are_included: bo
     if not referenced:
         return found
     restored = held.enter_context(
-        checkout.disposable(original.files.bundle, folder / "worktrees", original.code.get("tree"))
+        checkout.disposable(original.files.bundle, folder / checkout.FOLDER, original.code.get("tree"))
     )
     restoring.restore(restored.project, original.inputs, Path.cwd(), top=restored.root)
     for item in referenced:

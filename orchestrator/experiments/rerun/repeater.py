@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.folders import FETCHED
 from orchestrator.driver.preflight import begin, initial
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import description
@@ -61,7 +59,8 @@ class Repeater:
             report = self._launch(what, restored, enough)
             run_id = report["run_id"]
             if run_id is not None:
-                _bring_home(runs / run_id, self.folder)
+                if (runs / run_id).is_dir():
+                    checkout.bring_home(runs / run_id, self.folder)
                 self.tag({run_id: tags})
         return report
 
@@ -92,7 +91,7 @@ class Repeater:
         """The code of the original and the environment for it, as long as the block lasts."""
         original = self.original
         with checkout.disposable(
-            original.files.bundle, self.folder / "worktrees", original.code.get("tree")
+            original.files.bundle, self.folder / checkout.FOLDER, original.code.get("tree")
         ) as restored:
             self.display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
             if self.rebuilt is not None:
@@ -153,7 +152,7 @@ class Repeater:
     def _bring_all_home(self, restored: checkout.Restored) -> None:
         for files in (restored.project / self.folder.name).glob("*/"):
             if (files / "lock").exists():
-                _bring_home(files, self.folder)
+                checkout.bring_home(files, self.folder)
 
     @contextmanager
     def _store(self) -> Iterator[str]:
@@ -240,22 +239,6 @@ def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> 
         now.pop(name, None)
         recorded = {**recorded, **({} if value is None else {name: value})}
     return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}
-
-
-def _bring_home(files: Path, folder: Path) -> None:
-    """The files of the repetition, out of the disposable tree, in place of those that a look at it has fetched meanwhile."""
-    if not files.is_dir():
-        return
-    home = folder / files.name
-    home.mkdir(exist_ok=True)
-    for file in files.iterdir():
-        there = home / file.name
-        if file.name.endswith("lock") and there.exists():  # somebody may hold it
-            continue
-        if there.is_dir():
-            shutil.rmtree(there)
-        shutil.move(file, there)
-    (home / FETCHED).unlink(missing_ok=True)
 
 
 def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:

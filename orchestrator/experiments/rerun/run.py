@@ -152,7 +152,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: RerunReq
         )
     trusted_key = None if wanted.key is None else statement.public_key(wanted.key)
     folder = project_folder(project)
-    with checkout.disposable_folder(folder / "worktrees") as place:
+    with checkout.disposable_folder(folder / checkout.FOLDER) as place:
         came = crate.read(path, place / "crate", trusted_key)
         original = _of_crate(came)
         display = for_stream()
@@ -170,7 +170,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: RerunReq
 
 def _examined(original: Recorded, overrides: Sequence[str], folder: Path, wanted: RerunRequest) -> trust.WouldExecute:
     """The code that would be executed. Raises ConfigurationError and NotRerunnable."""
-    stages = data_stage_replay.commands(original, folder / "worktrees") if wanted.preparing else []
+    stages = data_stage_replay.commands(original, folder / checkout.FOLDER) if wanted.preparing else []
     return trust.examine(original, overrides, rebuilding=wanted.rebuilding, stages=stages)
 
 

@@ -31,6 +31,8 @@ _SETTINGS = """
     auto = 0
 """
 _ATTRIBUTES = "* -text !eol -crlf -filter -ident !working-tree-encoding\n"
+FOLDER = "worktrees"  # of disposable trees, below `.orchestrator`
+FETCHED = "fetched.txt"  # in a folder of copies, of a run that is driven elsewhere: how it stood when they were brought
 MOST_ENTRIES = 2_000_000  # files and folders of a tree
 REMEDY = "take the bundle from the run's artifacts again"
 
@@ -138,6 +140,16 @@ def sweep(folder: Path) -> None:
     if folder.is_dir():
         with _locked(folder):
             _sweep(folder)
+
+
+def bring_home(files: Path, home: Path) -> None:
+    """Move the folder of a run out of a tree, in place of what a look has left meanwhile, but for locks, which somebody
+    may hold. home: the project's `.orchestrator`."""
+    target = home / files.name
+    for held in target.glob("*lock"):
+        held.rename(files / held.name)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.move(files, target)
 
 
 def read_header(bundle: Path) -> Header:
@@ -263,15 +275,18 @@ def _sweep(folder: Path) -> None:
 
 def _bring_home(place: Path, home: Path) -> bool:
     """Move the runs that are left in a tree to those of the project: their checkpoints are there alone. False while one of
-    them is being driven, which has a lock. home: the project's `.orchestrator`, whose folders without a lock are copies."""
+    them is being driven, which has a lock. home: the project's `.orchestrator`."""
     top = os.path.realpath(place)
     found = [path.parent for path in place.rglob(f"{home.name}/*/lock")]
     found = [files for files in found if Path(os.path.realpath(files)).is_relative_to(top)]  # no link of the code's own
     if any(locks.is_held(files / "lock") for files in found):
         return False
     for files in found:
-        target = home / files.name
-        if not (target / "lock").exists():
-            shutil.rmtree(target, ignore_errors=True)
-            files.rename(target)
+        if not _is_own(home / files.name):
+            bring_home(files, home)
     return True
+
+
+def _is_own(files: Path) -> bool:
+    """Whether a folder is that of the run itself. A look at a run that is driven elsewhere leaves copies, or a lock alone."""
+    return (files / "lock").exists() and any(files.glob("*.yaml")) and not (files / FETCHED).exists()

@@ -194,9 +194,12 @@ def test_runs_that_a_killed_repetition_left_come_home(tmp_path: Path) -> None:
     """Their checkpoints are in its tree alone."""
     home = tmp_path / ".orchestrator"
     runs = home / "worktrees" / "1" / "code" / "project" / ".orchestrator"
-    for name in ("left", "copied", "driven", "own"):
-        write(runs / name, {"lock": "", "checkpoints/step": "2"})
-    write(home, {"copied/trace": "as it stood", "own/lock": "", "own/checkpoints/step": "1"})
+    for name in ("left", "copied", "looked", "driven", "own"):
+        write(runs / name, {"lock": "", "settings.yaml": "", "checkpoints/step": "2"})
+    for name in ("copied", "looked", "own"):
+        write(home / name, {"lock": ""})  # as of a resume that was refused
+    write(home, {f"copied/{name}": "as it stood" for name in ("settings.yaml", "trace", checkout.FETCHED)})
+    write(home, {"own/settings.yaml": "", "own/checkpoints/step": "1"})
     write(tmp_path / "elsewhere", {"other/lock": ""})
     (home / "worktrees" / "2").mkdir()
     (home / "worktrees" / "2" / ".orchestrator").symlink_to(tmp_path / "elsewhere")  # as the restored code may have it
@@ -209,8 +212,8 @@ def test_runs_that_a_killed_repetition_left_come_home(tmp_path: Path) -> None:
     checkout.sweep(home / "worktrees")
     assert list((home / "worktrees").iterdir()) == []
     steps = {path.parents[1].name: path.read_text() for path in home.glob("*/checkpoints/step")}
-    assert steps == {"left": "2", "copied": "2", "driven": "2", "own": "1"}
-    assert not (home / "copied" / "trace").exists()
+    assert steps == {"left": "2", "copied": "2", "looked": "2", "driven": "2", "own": "1"}
+    assert {place.name for place in (home / "copied").iterdir()} == {"lock", "settings.yaml", "checkpoints"}
     assert (tmp_path / "elsewhere" / "other" / "lock").exists()
 
 
