@@ -65,11 +65,17 @@ def _without_orphans(
         past for past in runs if past.is_orphan and past.run_id not in untold and not is_driven(folder, past.run_id)
     ]
     for past in left:
-        goes_on, place = f"`resume={past.run_id}` goes on with it", folder / past.run_id
-        say(f"note: {orphaned(past.run_id)}; {_TOO_EARLY if place.is_dir() and not has_begun(place) else goes_on}")
+        say(f"note: {orphaned(past.run_id)}; {_what_follows(past, folder / past.run_id)}")
     with contextlib.suppress(ConfigurationError), store.usable():
         store.mark(left)
     return [replace(past, status="KILLED", is_orphan=False) if past in left else past for past in runs]
+
+
+def _what_follows(past: Past, place: Path) -> str:
+    """place: the folder of the run."""
+    if past.kind == "audit":
+        return "type `rerun=RUN_ID audit=N` once more"
+    return _TOO_EARLY if place.is_dir() and not has_begun(place) else f"`resume={past.run_id}` goes on with it"
 
 
 def _store(project: Path, uri: str | None) -> Store | None:

@@ -163,6 +163,13 @@ def test_it_goes_on_where_the_command_was_typed_and_not_in_a_checkout(tmp_path: 
         assert Path(f"/proc/{supervision._process.pid}/cwd").readlink() == tmp_path
 
 
+def test_an_audit_which_nobody_can_resume_has_none() -> None:
+    """It was told to go on, and then refused."""
+    wanted = settings("run.supervised=true")
+    with supervised(wanted, [], PendingSignal(), Path(), can_resume=False) as supervision:
+        assert supervision is None
+
+
 def test_a_launch_from_python_says_that_it_has_none() -> None:
     with (
         refused("run.supervised"),

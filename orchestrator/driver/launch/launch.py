@@ -67,7 +67,7 @@ def launch(
     posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
     with (
         posted as pending_signal,
-        supervised(settings, typed, pending_signal, project) as supervision,
+        supervised(settings, typed, pending_signal, project, can_resume=plan.segments is None) as supervision,
         ThreadPoolExecutor(1, "record") as pool,
     ):
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.

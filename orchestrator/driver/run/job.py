@@ -245,7 +245,9 @@ class Job:
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> RunOutcome:
         plan, tracker = self.plan, record.tracker
-        if self.ray is None:  # else it is one of many, whose whole is gone on with
+        if (
+            self.ray is None and plan.segments is None
+        ):  # else it is one of many, whose whole is gone on with, or an audit
             self.pending_signal.last_words = summary.last_words(tracker.run_id, record.store.name)
         if self.supervision is not None:
             self.supervision.run(tracker.run_id, record.files.trace)

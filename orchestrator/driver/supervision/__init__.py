@@ -72,11 +72,14 @@ class Supervision:
 
 @contextmanager
 def supervised(
-    settings: Settings, typed: Sequence[str] | None, pending_signal: PendingSignal, folder: Path
+    settings: Settings,
+    typed: Sequence[str] | None,  # on the command line, beside what names the run; None: it was not launched there
+    pending_signal: PendingSignal,
+    folder: Path,  # where it was typed; a run that is resumed may be driven from a checkout, no place to go on from
+    *,
+    can_resume: bool = True,  # an audit cannot
 ) -> Iterator[Supervision | None]:
-    """Within the block another process goes on with the run when this one dies. None if that is not wanted. typed: on the
-    command line, beside what names the run; None: it was not launched there. folder: where it was typed; a run that is resumed
-    may be driven from a checkout, which is no place to go on from. Raises UsageError."""
+    """Within the block another process goes on with the run when this one dies. None if none is wanted. Raises UsageError."""
     wanted = settings.run.supervised
     if typed is None and wanted:
         raise UsageError(
@@ -84,7 +87,7 @@ def supervised(
             "leave run.supervised out, or type python -m orchestrator conf=...",
             code="run.supervised",
         )
-    if typed is None or not (is_server(settings.tracking.uri) if wanted is None else wanted):
+    if typed is None or not can_resume or not (is_server(settings.tracking.uri) if wanted is None else wanted):
         yield None
         return
     uri = settings.tracking.uri

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.driver.folders import RunFolder, is_driven
 from orchestrator.experiments.listing import runs, table
 from orchestrator.provenance.tracking import Store, identity_of_process, tables
-from orchestrator.provenance.tracking.store import BOOT, HOST, PID
+from orchestrator.provenance.tracking.store import BOOT, HOST, KIND, PID
 from tests.refusals import refused
 
 pytestmark = [
@@ -134,6 +134,8 @@ def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(
     with subprocess.Popen(["true"]) as process:
         gone = {PID: str(process.pid)}
     changes = {"mine": {}, "gone": gone, "elsewhere": {**gone, HOST: "another"}, "before": {BOOT: "x"}, "locked": gone}
+    changes["audit"] = {**gone, KIND: "audit"}
+    left = ("gone", "before", "audit")
     ids = {
         name: store.client.create_run(experiment, run_name=name, tags={**identity_of_process(), **tags}).info.run_id
         for name, tags in changes.items()
@@ -141,14 +143,14 @@ def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(
     files = RunFolder(folder, ids["locked"])  # such as from another container of this machine
     files.lease()
     marked = store.mark_orphans(experiment, partial(is_driven, folder))
-    assert sorted(marked) == sorted(ids[name] for name in ("gone", "before"))
+    assert sorted(marked) == sorted(ids[name] for name in left)
     (folder / ids["before"]).mkdir()  # no trace, no journal: a resume refuses it
-    for name in ("gone", "before"):
+    for name in left:
         store.client.update_run(ids[name], "RUNNING")
     said: list[str] = []
     shown = {past.name: past.status for past in runs(tmp_path, say=said.append)}
     files.release()
-    expected = dict.fromkeys(ids, "RUNNING") | dict.fromkeys(("gone", "before"), "KILLED")
+    expected = dict.fromkeys(ids, "RUNNING") | dict.fromkeys(left, "KILLED")
     assert shown == expected
     assert {name: store.client.get_run(run_id).info.status for name, run_id in ids.items()} == expected
     assert sorted(said) == sorted(
@@ -156,6 +158,7 @@ def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(
         for name, what in (
             ("gone", f"`resume={ids['gone']}` goes on with it"),
             ("before", "it ended before its code was recorded, and before its first step: launch it again"),
+            ("audit", "type `rerun=RUN_ID audit=N` once more"),
         )
     )
     assert "killed" in table(store.past())
