@@ -29,7 +29,10 @@ from orchestrator.errors import ClusterUnavailable
 _CONNECT_S = 3.0
 _CALL_S = 1.0  # between two calls
 _CALLS = 5  # in vain, one after the other, and it is gone; one that is started again has forgotten its members
-_REMEDY = "look for the address with `ray status` on its head, or start one: ray start --head --port=6379"
+_REMEDY = (
+    "look for the address with `ray status` on its head, or start one: ray start --head --port=6379; cluster.address=null does "
+    "without, also in a resume and a rerun"
+)
 _TOKEN_REMEDY = (
     "export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN=..., the one that `ray start` had (else `ray get-auth-token` prints it on "
     "the head); RAY_AUTH_MODE=disabled where the head has none"
