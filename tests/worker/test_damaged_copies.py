@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from orchestrator.controller.checking import Verdict
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics import staging
 from orchestrator.numerics.device.kernels import Operations
+from orchestrator.worker.asynchronous.async_phase import _AsyncPhase, _Copies
+from orchestrator.worker.asynchronous.deltas import DELTA, Deliveries, Header
 from orchestrator.worker.asynchronous.traffic import Traffic
 from orchestrator.worker.step import lockstep
 from orchestrator.worker.worker import Ended
@@ -263,11 +266,9 @@ UPDATES = [
 ]
 
 
-@pytest.mark.parametrize("case", UPDATES, ids=str)
-def test_a_bit_that_flips_in_an_update_names_the_pair(
-    monkeypatch: pytest.MonkeyPatch, case: tuple[Layout, str, int]
-) -> None:
-    """The run ends where members are not on cards."""
+@pytest.fixture
+def updates_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member's thread knows when it takes updates of others."""
     take = Traffic.take
 
     def taking(traffic: Traffic, *given: Any) -> None:
@@ -277,16 +278,57 @@ def test_a_bit_that_flips_in_an_update_names_the_pair(
         finally:
             NOW.step = 0
 
-    layout, mode, byte = case
     monkeypatch.setattr(Traffic, "take", taking)
-    settings: dict[str, Any] = {**FREE, "sync": {"name": mode, "rest_every": 2}}
-    on_device(monkeypatch, Operations, regions(torch.int64, 1, byte))
-    with Sockets("unix", layout.workers) as sockets:
-        ends = members_end(p.Wide, layout, wire=sockets.transport, **settings)
-    assert {"replica.ledger", "loss.parameter-range"} & {getattr(end, "code", None) for end in ends}
+
+
+def pair_named(monkeypatch: pytest.MonkeyPatch, layout: Layout, mode: str, byte: int) -> tuple[int, ...]:
+    """The sender and the reader that members on cards name, where the reader takes updates with a bit flipped."""
     monkeypatch.setattr(Plan, "updates_stay_on_device", property(lambda plan: not plan.lockstep))
     on_device(monkeypatch, Operations, regions(torch.int64, 1, byte))
     with Sockets("unix", layout.workers) as sockets:
-        verdict = verdict_of(members_end(p.Wide, layout, wire=sockets.transport, **settings))
+        ends = members_end(p.Wide, layout, wire=sockets.transport, sync={"name": mode, "rest_every": 2}, **FREE)
+    verdict = verdict_of(ends)
     assert (verdict.copied, verdict.shard, verdict.wrong) == (True, None, ())
-    assert verdict.between[1] == READER != verdict.between[0]
+    assert verdict.between[0] != verdict.between[1]
+    return verdict.between
+
+
+@pytest.mark.usefixtures("updates_taken")
+@pytest.mark.parametrize("case", UPDATES, ids=str)
+def test_a_bit_that_flips_in_an_update_names_the_pair(
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Layout, str, int]
+) -> None:
+    """The run ends where members are not on cards."""
+    layout, mode, byte = case
+    settings: dict[str, Any] = {**FREE, "sync": {"name": mode, "rest_every": 2}}
+    with Sockets("unix", layout.workers) as sockets:
+        on_device(monkeypatch, Operations, regions(torch.int64, 1, byte))
+        ends = members_end(p.Wide, layout, wire=sockets.transport, **settings)
+    assert {"replica.ledger", "loss.parameter-range"} & {getattr(end, "code", None) for end in ends}
+    assert pair_named(monkeypatch, layout, mode, byte)[1] == READER
+
+
+@pytest.mark.usefixtures("updates_taken")
+def test_who_hands_a_damaged_update_on_is_not_taken_for_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that ends its async phase before it has applied what it has handed on compares that, too."""
+    following, able = Deliveries.next, _AsyncPhase._next
+    monkeypatch.setattr(Deliveries, "next", lambda self: None if self._me == READER else following(self))
+    monkeypatch.setattr(
+        _AsyncPhase,
+        "_next",
+        lambda self: None if self._me == READER and not self._deliveries.waiting() else able(self),
+    )
+    assert pair_named(monkeypatch, Layout(4, "tree"), "asp", 2)[1] == READER
+
+
+def test_a_bit_set_in_one_update_and_cleared_in_the_next_does_not_cancel_out() -> None:
+    traffic = SimpleNamespace(memory=SimpleNamespace(window=2), before=lambda origin: origin + 5)
+    staging_of = SimpleNamespace(integers=lambda elements: torch.zeros(elements, dtype=torch.int64))
+    replica = SimpleNamespace(
+        replica=SimpleNamespace(staging=staging_of), compare_other=lambda delta, _, found: found.add_(delta.sum())
+    )
+    copies = _Copies(cast(Any, replica), cast(Any, traffic), workers=3)
+    for origin, sent, arrived in [(0, 9, 9), (1, 0, 16), (1, 16, 0), (2, 5, 5)]:
+        number = 1 + (sent > 0)
+        copies.apply(Header(DELTA, origin, number, sent, (1,), (), ()), torch.tensor([arrived]))
+    assert copies.damaged(()) == {1: 6}

@@ -47,12 +47,15 @@ def test_effects_come_after_their_causes(seed: int) -> None:
         sent[origin].append(header(origin, len(sent[origin]) + 1, read, applied[origin]))
     inbox = Deliveries(WORKERS, 2, SLICES)
     taken: list[tuple[int, int]] = []
+    whole = 0
     waiting = [[(each, part) for each in own for part in range(SLICES)] for own in sent]
     while any(waiting):
         own = chance.choice([each for each in waiting if each])
         each, part = own.pop(0)
         inbox.header(each)
         inbox.part(each.origin, each.number, part, torch.zeros(1))
+        whole += part == SLICES - 1
+        assert len(inbox.waiting()) == whole - len(taken)
         while (delta := inbox.next()) is not None:
             caused = delta.header.read
             assert all(inbox.applied[o] >= caused[o] for o in range(2) if o != delta.header.origin)

@@ -13,7 +13,7 @@ by a few updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import torch
@@ -26,7 +26,7 @@ from orchestrator.numerics.exact import wrap
 from orchestrator.records.clocks import Update
 from orchestrator.worker.asynchronous import deltas
 from orchestrator.worker.asynchronous.at_barrier import AtBarrier
-from orchestrator.worker.asynchronous.deltas import APPLIED, DELTA, Deliveries, Header
+from orchestrator.worker.asynchronous.deltas import APPLIED, DELTA, Deliveries, Delta, Header
 from orchestrator.worker.asynchronous.free_replica import FreeReplica
 from orchestrator.worker.asynchronous.reports import CompletedUpdate
 from orchestrator.worker.asynchronous.shard_updates import Reading
@@ -161,7 +161,7 @@ class _AsyncPhase:
             self._send()
             self._take(0.0 if shard is not None else _WAIT_S)
         self._traffic.end(len(self.clocks), Patience(cadence.deadline_s), _WAIT_S)
-        self.damaged = {} if self._copies is None else self._copies.damaged()
+        self.damaged = {} if self._copies is None else self._copies.damaged(self._deliveries.waiting())
         if self.fault is None and not self.damaged:
             self._replica.check_ledger()
 
@@ -237,21 +237,27 @@ class _AsyncPhase:
 
 
 class _Copies:
-    """Compares deltas as they arrived with their fingerprints, of each origin all together. A device adds a delta and its
-    fingerprint in one pass, and is asked once."""
+    """Compares deltas as they arrived with their fingerprints. A device adds a delta and its fingerprint in one pass, and is
+    asked once. Fingerprints are added up by origin and slot: in one sum of an origin, a bit that is set in one delta and
+    cleared in the next would cancel out."""
 
     def __init__(self, replica: FreeReplica, traffic: Traffic, workers: int) -> None:
         self._replica = replica
         self._traffic = traffic
-        self._told = [0] * workers
-        self._found = replica.replica.staging.integers(workers)
+        self._window = traffic.memory.window
+        self._told = [0] * (workers * self._window)
+        self._found = replica.replica.staging.integers(len(self._told))
 
     def apply(self, header: Header, delta: torch.Tensor) -> None:
-        origin = header.origin
-        self._told[origin] = wrap(self._told[origin] + header.fingerprint)
-        self._replica.compare_other(delta, header.fingerprint, self._found[origin : origin + 1])
+        at = header.origin * self._window + header.number % self._window
+        self._told[at] = wrap(self._told[at] + header.fingerprint)
+        self._replica.compare_other(delta, header.fingerprint, self._found[at : at + 1])
 
-    def damaged(self) -> dict[int, int]:
-        """The peers from which deltas have arrived otherwise than they were sent, by the origin of these."""
-        pairs = enumerate(zip(self._told, self._found.tolist(), strict=True))
-        return {origin: self._traffic.before(origin) for origin, (told, found) in pairs if told != found}
+    def damaged(self, waiting: Iterable[Delta]) -> dict[int, int]:
+        """The peers from which deltas have arrived otherwise than they were sent, by the origin of these. waiting: what is
+        not applied yet. It may have been handed on, and whoever applied it would name this worker's own copy."""
+        for delta in waiting:
+            self.apply(delta.header, delta.slices[0])
+        found = self._found.tolist()
+        origins = {at // self._window for at, told in enumerate(self._told) if told != found[at]}
+        return {origin: self._traffic.before(origin) for origin in sorted(origins)}

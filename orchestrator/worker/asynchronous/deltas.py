@@ -95,6 +95,10 @@ class Deliveries:
                 return self._held.pop((origin, done + 1))
         return None
 
+    def waiting(self) -> list[Delta]:
+        """Those that have come whole and are not applied, in no order."""
+        return [delta for delta in self._held.values() if len(delta.slices) == self._slices]
+
     def sent(self) -> int:
         """This worker sends its next delta; returns its number."""
         self.applied[self._me] += 1
