@@ -55,15 +55,6 @@ def drifting(at):
 def needy(at, *, knee: int):
     return 1.0
 
-def stingy(params, lr: float = 1.0):
-    import torch
-    class Greedy(torch.optim.SGD):
-        def step(self):
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad.zero_()
-    return Greedy(params, lr)
-
 def none(params, lr: float = 1.0):
     return None
 
@@ -132,7 +123,6 @@ REFUSED = {
     "sync={name: variants.steady:steady, leed: 3}": r"^sync\.leed: variants\.steady:steady has no leed; did you mean lead\?",
     "optimizer.momentun=2": r"^optimizer\.momentun: variants\.signs:Signs has no momentun; did you mean momentum\?",
     "optimizer.momentum=much": r"^optimizer\.momentum: expected a number, got 'much'",
-    "optimizer.name=wrong:stingy": r"^optimizer: wrong:stingy changes gradients, which other workers still read",
     "contribution=wrong:Forgets": r"^contribution: wrong:Forgets returns a state with other names, shapes or types",
     "contribution=wrong:Overwrites": r"^contribution: wrong:Overwrites changes gradients or state in place",
     "contribution=wrong:Lends": r"^contribution: wrong:Lends returns tensors in the memory of those before, which may wait",

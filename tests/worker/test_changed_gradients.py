@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from orchestrator.optim.optimizers import problems
 from orchestrator.worker.model.watched_step import Step, take
 from tests.worker import pipelines as p
 from tests.worker.runs import Layout, assert_same_run, train
@@ -45,6 +46,12 @@ class InPlace(p.Small):
 def test_a_decay_that_is_added_to_gradients_is_that_of_torch(layout: Layout, clip: float | None) -> None:
     run = train(InPlace, layout, optimizer=None, clip=clip)
     assert_same_run(run, train(p.Small, optimizer={"name": "sgd", "lr": 0.1, "weight_decay": 0.1}, clip=clip))
+
+
+def test_one_that_is_named_is_taken_too() -> None:
+    named = {"name": f"{__name__}:Decaying", "lr": 0.1}
+    assert problems(f"{__name__}:Decaying", {"lr": 0.1}) == []
+    assert_same_run(train(p.Small, Layout(3), optimizer=named), train(InPlace, optimizer=None))
 
 
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
