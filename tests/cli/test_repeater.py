@@ -15,7 +15,7 @@ from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.child_process import Done
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
-from orchestrator.experiments.rerun.run import why_not
+from orchestrator.experiments.rerun.run import undisturbed, why_not
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.tracking import Past
 from tests.refusals import refused
@@ -52,6 +52,30 @@ def test_a_repetition_that_lacks_what_the_launch_named_cannot_be_repeated(tmp_pa
     assert "no module named 'hidden'\n" in found.message
     assert found.message.endswith("\n  - hidden.py is imported, but not in the snapshot")
     assert why_not(original, {**refused, "run_id": "4567"}).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("rehearsed", "given", "expected"),
+    [
+        ("", ["run.tags=[x]"], ["run.tags=[x]"]),
+        (
+            "chaos: {every: 1s}\ncluster: {workers: 3}\n",
+            ["cluster.workers=1"],
+            ["chaos.every=null", "cluster.workers=1"],
+        ),
+        ("chaos: {every: 1s}\ncluster: {workers: 3}\n", ["chaos.every=60s"], ["chaos.every=60s"]),
+        ("chaos: {every: 1s}\ncluster: {workers: 3}\n", ["chaos={every: 60s}"], ["chaos={every: 60s}"]),
+    ],
+)
+def test_a_repetition_rehearses_losses_only_where_they_are_asked_for(
+    tmp_path: Path, rehearsed: str, given: list[str], expected: list[str]
+) -> None:
+    """With one every second, a replay that is slower than the original came to no end."""
+    original = Recorded(Past("0123", "a run", "default", "FINISHED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
+    original.files.settings.write_text(
+        f"run: {{steps: 3}}\npipeline: {{target: 'a:B'}}\noptimizer: {{name: sgd, lr: 0.1}}\n{rehearsed}"
+    )
+    assert undisturbed(original, given) == expected
 
 
 def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -> None:

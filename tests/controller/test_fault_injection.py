@@ -120,6 +120,6 @@ def test_it_says_what_was_shown_and_what_was_not() -> None:
     told = sentence({"pause": 1, "kill": 2}, recoveries, "r")
     assert told == (
         "2 kills, 1 pause; 2 recoveries, 2 steps computed again; what members reported of a step was the same each time. "
-        "With an undisturbed run it is compared by rerun=r chaos.every=null"
+        "With an undisturbed run it is compared by rerun=r"
     )
     assert "the same each time" not in sentence({"kill": 1}, [], "r", lockstep=False)

@@ -22,5 +22,5 @@ def sentence(
     shown = "; what members reported of a step was the same each time" if lockstep else ""
     return (
         f"{listed}; {losses} recover{'ies' if losses != 1 else 'y'}, {redone}{shown}. With an undisturbed run it is compared "
-        f"by rerun={run_id} chaos.every=null"
+        f"by rerun={run_id}"
     )

@@ -20,7 +20,7 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import NotRerunnable, OrchestratorError, ending
 from orchestrator.experiments.rerun.repeater import Repeater, exit_code
-from orchestrator.experiments.rerun.run import judged, left_to_chance, unshown, why_not
+from orchestrator.experiments.rerun.run import judged, left_to_chance, undisturbed, unshown, why_not
 from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import TrialRung
 from orchestrator.experiments.sweep.record import (
@@ -105,7 +105,7 @@ def rerun_sweep(
         by_whom(past, original), trusted, "a rerun", lambda: examine_sweep(past.kind, files, original, overrides)
     )
     require_none_left_to_chance(past, recorded.values())
-    overrides = [*kept.from_variables(files.settings, overrides), *overrides]
+    overrides = [*kept.from_variables(files.settings, overrides), *undisturbed(original, overrides)]
     described = with_same_trials(files, overrides, "leave it out, or launch a new sweep with sweep=")
     require_secret(recorded.values(), overrides)
     more = [
