@@ -92,7 +92,7 @@ class Sources:
 
 def whole(train: Any) -> Any:
     """The training set that a pipeline returned, as one that is read by index. Raises PipelineRaised."""
-    if not isinstance(train, Mapping):
+    if not isinstance(train, Mapping) or _has_rows(train):
         return train
     strange = next((name for name in train if not isinstance(name, str)), None)
     if strange is not None:
@@ -102,6 +102,12 @@ def whole(train: Any) -> Any:
             code="data.mixture-keys",
         )
     return Sources(train)
+
+
+def _has_rows(mapping: Mapping[Any, Any]) -> bool:
+    """Whether it gives its rows one by one, and not its keys, as a TensorDict does."""
+    first = next(iter(mapping), None)
+    return first is not None and not any(first is key for key in mapping.keys())  # noqa: SIM118
 
 
 def check(train: Any, weights: Mapping[str, float]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, KeysView, Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.common.values import Steps
 from orchestrator.data.drawn import Drawn
-from orchestrator.data.mixture import Mixture, Sources, Turns
+from orchestrator.data.mixture import Mixture, Sources, Turns, whole
 from orchestrator.data.sampling.mixtures import Pattern, are_weights, counts_of
 from orchestrator.data.sampling.orders import ORDERS
 
@@ -102,3 +104,30 @@ def test_a_run_has_the_proportions_of_its_weights(
         found = [index for step in range(length) for index in mixture.indices(step, shard)]
         own = Counter(int(ends.searchsorted(index, "right")) for index in found)
         assert own == {number: count * rows_of_shard for number, count in enumerate(counts_of(weights).values())}
+
+
+class Columns(Mapping[Any, Any]):
+    """A table that is read by the name of a column and by the number of a row, as a TensorDict."""
+
+    def __init__(self, **columns: list[int]) -> None:
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self._columns[key]
+        return {name: column[key] for name, column in self._columns.items()}
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(len(self)))
+
+    def keys(self) -> KeysView[Any]:
+        return self._columns.keys()
+
+
+def test_a_mapping_that_gives_its_rows_is_one_training_set() -> None:
+    table = Columns(a=[1, 2, 3], b=[4, 5, 6])
+    assert whole(table) is table
+    assert isinstance(whole({"a": [1, 2, 3], "b": [4, 5]}), Sources)
