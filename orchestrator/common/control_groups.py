@@ -24,9 +24,7 @@ def processes_left(root: Path = Path("/")) -> int | None:
     left = []
     with suppress(OSError):
         for group in _groups("pids", root):
-            with suppress(
-                OSError, ValueError
-            ):  # of a group without this controller, and of one without a limit ("max")
+            with suppress(OSError, ValueError):  # it lacks this controller, or a limit ("max")
                 left.append(int((group / "pids.max").read_text()) - int((group / "pids.current").read_text()))
     return min(left, default=None)
 

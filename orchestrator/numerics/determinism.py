@@ -121,9 +121,7 @@ def left_as_it_was() -> Iterator[None]:
         if torch.get_default_device() != device:
             # None: a device that is set, also the CPU, has torch look at it in each call.
             torch.set_default_device(None if device.type == "cpu" else device)
-        if (
-            torch.get_deterministic_debug_mode() != algorithms
-        ):  # to set it imports torch's compiler, which takes a second
+        if torch.get_deterministic_debug_mode() != algorithms:  # to set it imports the compiler, for a second
             torch.set_deterministic_debug_mode(algorithms)
         torch.set_grad_enabled(gradients)
         float32_precision.put_back(precision)

@@ -170,9 +170,7 @@ def _data(a: Run, b: Run) -> Iterator[Difference]:
         if before != now:
             yield Difference("data", path, before, now, f"{_size(left)} -> {_size(right)}")
     described, also = a.get("profiles", {}), b.get("profiles", {})
-    for name in sorted(
-        described.keys() & also.keys()
-    ):  # a run that did not finish has none, which says nothing of its data
+    for name in sorted(described.keys() & also.keys()):  # a run that did not finish has none
         left, right = _alike(_figures(described[name]), _figures(also[name]))
         yield from _values("data", _flat({name: left}), _flat({name: right}), "outcome")
 

@@ -245,9 +245,7 @@ class Job:
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> RunOutcome:
         plan, tracker = self.plan, record.tracker
-        if (
-            self.ray is None and plan.segments is None
-        ):  # else it is one of many, whose whole is gone on with, or an audit
+        if self.ray is None and plan.segments is None:  # one of many is gone on with as a whole, an audit not at all
             self.pending_signal.last_words = summary.last_words(tracker.run_id, record.store.name)
         if self.supervision is not None:
             self.supervision.run(tracker.run_id, record.files.trace)

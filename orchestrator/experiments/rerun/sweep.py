@@ -184,9 +184,7 @@ def _compared(
 
 def _judged(before: Recorded, after: Recorded, *, check_environment: bool) -> tuple[str, str]:
     """The verdict on a run and its repetition: the word, and a sentence."""
-    if (
-        before.past.digest is None and not before.trace()
-    ):  # it failed before its first step: there are no bits to compare
+    if before.past.digest is None and not before.trace():  # it failed before its first step, so it has no bits
         steps = len(after.trace())
         return ("exact", "neither made a step") if not steps else ("diverged", f"it made no step, and {steps} now")
     done = judged(before, after, check_environment=check_environment)

@@ -31,9 +31,7 @@ def _load_pyfunc(path: str) -> Served:
 def load(folder: Path) -> Served:
     """The model of a folder. Raises as `served.load`."""
     architecture = json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8"))
-    if (
-        architecture.get("arithmetic") == "portable" and "torch" not in sys.modules
-    ):  # else they came too late, which `served` says
+    if architecture.get("arithmetic") == "portable" and "torch" not in sys.modules:  # else `served` says: too late
         os.environ.update(determinism.PORTABLE)
     determinism.prepare_environment()
     from orchestrator.worker.serving import served
