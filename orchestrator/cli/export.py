@@ -48,6 +48,16 @@ def _model(arguments: Arguments, to: Path) -> Exported:
     return trained_model.export(arguments.value, to, arguments.uri, trusted=arguments.flag("trust"))
 
 
+def _checkpoint(arguments: Arguments, to: Path) -> Exported:
+    if others := arguments.without(*_BESIDE, "trust"):
+        raise UsageError(
+            f"to={to}: a checkpoint of Lightning is the trained model alone, without {' '.join(others)}",
+            "leave that out, or the ending of the file",
+            code="export.checkpoint-alone",
+        )
+    return lightning_checkpoint.export(arguments.value, to, arguments.uri, trusted=arguments.flag("trust"))
+
+
 def _crate(arguments: Arguments, to: Path) -> Exported:
     wanted = ExportRequest(
         to,
@@ -65,9 +75,6 @@ def _crate(arguments: Arguments, to: Path) -> Exported:
 _KINDS: tuple[tuple[Callable[[Arguments, Path], bool], Callable[[Arguments, Path], Exported]], ...] = (
     (lambda arguments, _: arguments.get("steps") is not None, _excerpt),
     (lambda arguments, _: arguments.flag("model"), _model),
-    (
-        lambda _, to: to.suffix == ENDING,
-        lambda arguments, to: lightning_checkpoint.export(arguments.value, to, arguments.uri),
-    ),
+    (lambda _, to: to.suffix == ENDING, _checkpoint),
     (lambda *_: True, _crate),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ def test_weights_come_back_with_tied_tensors_once(tmp_path: Path) -> None:
         20,
         "2.6.6",
     )
+
+
+def test_a_disk_without_room_is_told_and_leaves_no_part_of_the_file(tmp_path: Path) -> None:
+    """torch tells of the place in its own archive."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            checkpoints.write(tmp_path / "a.ckpt", {"a": torch.zeros(100_000)}, {}, 20, "2.6.6")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from orchestrator.driver.preflight import begin
 from orchestrator.driver.preflight.ownership import Untrusted, WouldOpen, is_own
 from orchestrator.errors import from_dict
 from orchestrator.experiments.compare import compare
+from orchestrator.experiments.export import lightning_checkpoint
 from orchestrator.experiments.export.crate import ExportRequest, export
 from orchestrator.experiments.listing import runs
 from orchestrator.experiments.rerun import run as rerun
@@ -188,6 +189,15 @@ def test_what_others_launched_in_a_shared_store_asks_whatever_the_verb(here: Pat
             assert "stranger_module:few" in error.value.message
     with refused("job.not-yours"):
         once("nightly", load([SETTINGS], ["run.submission=nightly"]), {}, [])
+
+
+@OF_MLFLOW
+def test_a_checkpoint_of_lightning_which_the_code_of_others_makes_asks_for_trust(here: Path, tmp_path: Path) -> None:
+    shared = Shared(here)
+    past = shared.launched("FINISHED")
+    shared.put(past.run_id, strangers.record(node={**NODE, "packages": {"lightning": "2"}}))
+    with pytest.raises(Untrusted, match="was launched by mallory"):
+        lightning_checkpoint.export(past.run_id, tmp_path / "a.ckpt", None, trusted=False)
 
 
 @OF_MLFLOW

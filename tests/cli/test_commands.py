@@ -234,6 +234,12 @@ def test_a_model_is_exported_alone() -> None:
         export.run(Arguments("last", ("to=x", "model=true", "data=true"), 0.0))
 
 
+@pytest.mark.parametrize("given", ["data=true", "checkpoints=true", "key=key.pem", "wheels=there"])
+def test_a_checkpoint_of_lightning_is_exported_alone(given: str) -> None:
+    with refused("export.checkpoint-alone", given):
+        export.run(Arguments("last", ("to=x.ckpt", given), 0.0))
+
+
 def test_a_file_with_commas_in_its_path_is_one_file(tmp_path: Path) -> None:
     file = tmp_path / "a,b" / "settings.yaml"
     file.parent.mkdir()

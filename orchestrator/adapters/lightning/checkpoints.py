@@ -53,7 +53,8 @@ def weights_of(file: Path) -> dict[str, torch.Tensor]:
 
 
 def write(to: Path, weights: Mapping[str, torch.Tensor], args: Mapping[str, Any], steps: int, version: str) -> None:
-    """A file that `load_from_checkpoint` of the module reads. args: of its constructor; version: of Lightning."""
+    """A file that `load_from_checkpoint` of the module reads. args: of its constructor; version: of Lightning. Raises OSError,
+    and leaves no file then."""
     held = {
         "epoch": 0,
         "global_step": steps,
@@ -66,4 +67,10 @@ def write(to: Path, weights: Mapping[str, torch.Tensor], args: Mapping[str, Any]
         "hparams_name": "kwargs",
         "hyper_parameters": dict(args),
     }
-    torch.save(held, to)
+    try:
+        with to.open("wb") as file:
+            torch.save(held, file)
+    except (OSError, RuntimeError) as error:
+        to.unlink(missing_ok=True)
+        refused = error.__context__
+        raise refused if isinstance(refused, OSError) else error from None  # torch tells of its own archive

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from orchestrator.adapters.lightning import checkpoints
 from orchestrator.driver.folders import project_folder
-from orchestrator.driver.recording import artifacts
+from orchestrator.driver.recording import artifacts, trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, PipelineRaised, UsageError
-from orchestrator.experiments.export.exported import Exported, require_free
+from orchestrator.experiments.export.exported import Exported, require_free, writing
 from orchestrator.provenance.tracking import Store
 
 
@@ -28,8 +28,9 @@ class ExportedCheckpoint(Exported):
         return f"the model of run {self.run_id} is in {self.to}\n  load_from_checkpoint of its module reads it"
 
 
-def export(name: str, to: Path, uri: str | None) -> ExportedCheckpoint:
-    """Raises UsageError, ConfigurationError and NotRerunnable."""
+def export(name: str, to: Path, uri: str | None, *, trusted: bool) -> ExportedCheckpoint:
+    """trusted: whether the code that makes its model may be somebody else's. Raises UsageError, ConfigurationError and
+    NotRerunnable."""
     require_free(to)
     folder = project_folder(Path.cwd())
     store = Store.with_run(uri, folder, name)
@@ -43,10 +44,12 @@ def export(name: str, to: Path, uri: str | None) -> ExportedCheckpoint:
             f"its weights are {original.files.weights}, or leave the ending {checkpoints.ENDING} out for a crate",
             code="export.not-of-lightning",
         )
+    trust.require_own(original.past, trusted, "its model", lambda: trust.examine(original, ()))
     file = artifacts.weights(store, original.past, original.files)
     source = original.held.pipeline
     weights = _whole(load_file(file), original.files.model)
-    checkpoints.write(to, weights, source.args, original.past.steps or 0, version)
+    with writing(to, "make room, or name another place"):
+        checkpoints.write(to, weights, source.args, original.past.steps or 0, version)
     return ExportedCheckpoint(run_id, str(to), original.past.best or original.past.digest)
 
 
