@@ -134,8 +134,9 @@ def silent(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
     ]
 
 
-def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pair]]:
-    """The members to put out of the run, and the pairs of the living that have now lost each other once.
+def judge_link_failures(state: ControllerState) -> tuple[dict[int, int], frozenset[Pair]]:
+    """The members to put out of the run, each with one that it has lost, and the pairs of the living that have now lost each
+    other once.
 
     The same pair twice: one has to go. A member that alone has what its stage has learned stays, if the other has not. The
     member in most such pairs goes first, and the younger one of two in as many.
@@ -151,15 +152,15 @@ def judge_link_failures(state: ControllerState) -> tuple[list[int], frozenset[Pa
         }
     new = {frozenset(pair) for pair in accused_pairs}
     repeated = {pair for pair in new if pair in state.link_failures}
-    out: list[int] = []
+    out: dict[int, int] = {}
     while repeated:
         number = Counter(member for pair in repeated for member in pair)
         spare = [member for member in number if not _is_last(state, member, out)] or number
         worst = max(spare, key=lambda member: (number[member], member))
-        out.append(worst)
+        out[worst] = min(member for pair in repeated if worst in pair for member in pair if member != worst)
         repeated = {pair for pair in repeated if worst not in pair}
     known = state.link_failures | new
-    return out, frozenset(pair for pair in known if not pair & set(out) and pair <= state.members.keys())
+    return out, frozenset(pair for pair in known if not pair & out.keys() and pair <= state.members.keys())
 
 
 def _is_last(state: ControllerState, member: int, out: Collection[int]) -> bool:

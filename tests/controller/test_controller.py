@@ -449,14 +449,19 @@ def test_losing_all_state_again_and_again_ends_the_run() -> None:
 # ---- contact
 
 
-def test_two_living_that_lost_each_other_try_once_more_and_then_the_younger_goes() -> None:
-    play = begun(requirements(start=3, most=3))
+@pytest.mark.parametrize("apart", [False, True])
+def test_two_living_that_lost_each_other_try_once_more_and_then_the_younger_goes(apart: bool) -> None:
+    play = Play(requirements(start=3, most=3))
+    play(*(Ready(member, FACTS, node=int(apart and member == 2)) for member in range(3)))
     assert play(left(0, 5, "peer", accuses=2)) == [CallOff(0, (1, 2))]
     play(left(1, 5), left(2, 5))
     assert play.begin().members == (0, 1, 2)
     assert not play.of(Kill)
     play(left(2, 5, "peer", 1, accuses=0), left(1, 5, generation=1), left(0, 5, generation=1))
-    assert play.of(Kill) == [Kill(2, "it lost contact with the same living member twice")]
+    ((out, why),) = [(kill.member, kill.why) for kill in play.of(Kill)]
+    assert out == 2
+    assert why.startswith("it and worker 0 lost contact twice, though both live")
+    assert ("firewall" in why) is apart
     assert play.begin().members == (0, 1)
     assert play(Died(2, "killed")) == []
 

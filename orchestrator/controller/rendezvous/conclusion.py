@@ -105,6 +105,7 @@ def _standing(state: ControllerState, generation: GenerationStatus) -> int:
     return max([committed, generation.steps, *computed])
 
 
+_APART = "their hosts do not reach each other, or a firewall stands before the ports on which workers listen"
 _JOURNAL = "look at why members lose contact or die: the journal of the run names each"
 
 
@@ -131,10 +132,11 @@ def _put_out(decision: Decision) -> None:
     """End the younger of two living members that have lost contact a second time. One that came, and whom another has never
     reached, counts as a failed start: others would come to the same place, and each costs the time of waiting for it."""
     out, link_failures = fault_attribution.judge_link_failures(decision.state)
-    for member in [decision.state.members[id_] for id_ in out]:
-        decision.kill(member, "it lost contact with the same living member twice")
+    for member, other in [(decision.state.members[id_], decision.state.members[lost]) for id_, lost in out.items()]:
+        apart = f": {_APART}" if member.node != other.node else ""
+        decision.kill(member, f"it and {other.name} lost contact twice, though both live{apart}")
         decision.set_generation(lost=decision.generation().lost + 1)
-        why = f"{member.name} is put out of the run: it and an older member lost contact twice"
+        why = f"{member.name} is put out of the run: it and {other.name} lost contact twice"
         if decision.generation().before[member.id] is None and decision.state.steps_seen:
             start_failed(decision, member.id, why)
         else:
