@@ -145,6 +145,24 @@ def test_a_shard_without_weight_counts_for_nothing() -> None:
     assert set(numbers) == {numbers[0]}
 
 
+class Requiring(Leaving):
+    """Its buffers require gradients behind a loss, as one of vector-quantize-pytorch does."""
+
+    def loss(self, model: nn.Module, batch: p.Batch) -> Any:
+        for buffer in model.buffers():
+            buffer.requires_grad_(False)
+        loss = super().loss(model, batch)
+        for buffer in model.buffers():
+            buffer.requires_grad_()
+        return loss
+
+
+def test_buffers_that_require_gradients_move_as_others_do() -> None:
+    few: dict[str, Any] = {"steps": 2, "shards": 6, "batch_size": 6, "args": {"rows": 4, "held_out": None}}
+    for layout in (ONE, Layout(3)):
+        assert_same_run(train(Requiring, layout, **few), train(Leaving, layout, **few))
+
+
 def test_one_shard_leaves_what_plain_torch_leaves() -> None:
     run = train(p.Spectral, steps=1, shards=1)
     with seeded(7, "model"):

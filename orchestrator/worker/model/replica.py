@@ -122,6 +122,7 @@ class Replica:
         """Copies of the statistics, then of the counters, then of those that are joined."""
         return [buffer.clone() for buffer in self._moving]
 
+    @torch.no_grad()
     def set_buffers(self, values: Sequence[torch.Tensor]) -> None:
         """As `buffers` gave them. `begin_step` makes every shard start from them."""
         if values:
@@ -254,6 +255,7 @@ class Replica:
         """For what shards leave in the buffers that are joined; of none yet."""
         return BufferRemains(self._joined)
 
+    @torch.no_grad()
     def adopt(
         self,
         statistics: Sequence[torch.Tensor | None],
