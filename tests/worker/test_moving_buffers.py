@@ -108,6 +108,44 @@ def test_zero_is_larger_than_minus_zero_and_whole_numbers_and_flags_have_an_orde
         assert _joined("largest", values, [[0], [1]]).tolist() == [1, 1]
 
 
+# ---- a buffer that holds nothing from batch to batch
+
+AN_ATTRIBUTE = "layer = model.get_submodule('0'); value = layer.mem; del layer.mem; layer.mem = value"
+
+
+class Membrane(nn.Linear):
+    """Sets its potential anew for each batch, as layers of snntorch do."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("mem", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mem = torch.zeros(len(x), self.out_features)
+        for _ in range(2):
+            self.mem = 0.9 * self.mem + super().forward(x)
+        return self.mem
+
+
+class Spiking(p.Small):
+    def model(self) -> nn.Module:
+        return nn.Sequential(Membrane(p.FEATURES, p.CLASSES))
+
+
+class WithAnAttribute(Spiking):
+    def model(self) -> nn.Module:
+        model = super().model()
+        exec(AN_ATTRIBUTE, {"model": model})
+        return model
+
+
+def test_a_buffer_that_each_batch_sets_anew_may_be_an_attribute() -> None:
+    """The remedy, to the letter."""
+    (end,) = members_end(Spiking)
+    assert AN_ATTRIBUTE in str(end)
+    assert_same_run(train(WithAnAttribute, Layout(3)), train(WithAnAttribute))
+
+
 # ---- what they give
 
 

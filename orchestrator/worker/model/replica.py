@@ -38,7 +38,7 @@ from orchestrator.worker.model.refusals import refuse_unsupported
 _PIECE = 2**12  # elements
 _FEW_BYTES = 2**20  # of statistics, which are kept for each shard of a step as they are; of more, whether they changed
 _PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
-_IN_PLACE = "change it in place instead"
+_IN_PLACE = "change it in place"
 _IN_MODEL = "make all layers in model(): what comes later is not trained, and no other worker has it"
 
 
@@ -340,7 +340,7 @@ class Replica:
             )
             raise PipelineRaised(
                 f"the buffer {name!r} {what} while a batch was computed",
-                f"give it its size in model(), as by one batch through the model, and {_IN_PLACE.removesuffix(' instead')}",
+                f"give it its size in model(), as by one batch through the model, and {_IN_PLACE}",
                 code="model.buffer-moved",
             )
 
@@ -377,7 +377,7 @@ class Replica:
                     raise PipelineRaised(
                         f"the {kind} {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
                         "was computed",
-                        _IN_PLACE if kind == "buffer" else _IN_MODEL,
+                        _change_of_buffer(module, name, before, held) if kind == "buffer" else _IN_MODEL,
                         code="model.tensor-replaced",
                     )
 
@@ -422,6 +422,17 @@ def _holdings(module: torch.nn.Module) -> dict[str, Mapping[str, Any]]:
     if isinstance(module, torch.jit.ScriptModule):
         return {"buffer": module._buffers}
     return {"buffer": module._buffers, "parameter": module._parameters, "module": module._modules}
+
+
+def _change_of_buffer(module: str, name: str, before: Mapping[str, Any], held: Mapping[str, Any]) -> str:
+    """The remedy for a buffer of that module that is another one than before."""
+    if name not in before or name not in held:
+        return "make all buffers in model(), and change them in place"
+    layer = f"model.get_submodule({module!r})"
+    return (
+        f"{_IN_PLACE}; one that each batch sets anew, as layers of snntorch do, may be an attribute, in model(): "
+        f"layer = {layer}; value = layer.{name}; del layer.{name}; layer.{name} = value"
+    )
 
 
 def parameters_of(replica: Replica) -> dict[str, torch.nn.Parameter]:
