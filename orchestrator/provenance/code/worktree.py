@@ -266,7 +266,8 @@ def _file(
     place, shown = objects.at(reading.root, name), objects.shown(name)
     if not objects.free_of_links(reading.root, name, reading.free_of_links):
         return None
-    if any(part.lower() == b".git" for part in name.split(b"/")):
+    parts = name.lower().split(b"/")
+    if b".git" in parts or (parts[-1] == b".gitmodules" and place.is_symlink()):
         reading.obstacles.append(
             f"{shown} is not recorded: git restores no such path; rename it, or list it in .gitignore"
         )

@@ -291,7 +291,7 @@ def _outs_of(repository: Any, file: Path, project: Path) -> Iterator[Out]:
     with contextlib.suppress(DvcException, OSError):
         stages = load_file(repository, str(file)).stages
         for name in list(stages):
-            with contextlib.suppress(DvcException):
+            with contextlib.suppress(DvcException, AttributeError):  # the latter of a hash that YAML reads as a number
                 yield from [out_of(out, name, file, project) for out in stages[name].outs if out.protocol == "local"]
 
 

@@ -391,10 +391,13 @@ def test_a_file_that_cannot_be_read_is_named(repository: Path, monkeypatch: pyte
 
 def test_a_path_that_git_restores_nowhere_is_named(repository: Path) -> None:
     """It was recorded, and no rerun could check it out."""
-    write(repository, {"sub/.Git/x.py": "1"})
+    refused = ["sub/.Git/x.py", "sub/.gitModules"]
+    write(repository, {"sub/.Git/x.py": "1", "mine/.gitmodules": ""})
+    (repository / "sub/.gitModules").symlink_to("a.py")
     found = examine(repository)
-    assert b"sub/.Git/x.py" not in found.entries
-    assert [each.partition(" is not recorded")[0] for each in found.obstacles] == ["sub/.Git/x.py"]
+    assert not {os.fsencode(each) for each in refused} & found.entries.keys()
+    assert b"mine/.gitmodules" in found.entries
+    assert sorted(each.partition(" is not recorded")[0] for each in found.obstacles) == refused
 
 
 def test_no_repository_and_no_git_are_named(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

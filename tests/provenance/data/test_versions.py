@@ -287,6 +287,14 @@ def test_outputs_of_stages_are_found_in_the_lock_and_in_the_pipeline(project: Pa
     assert not (project / ".dvc/tmp").exists()
 
 
+def test_a_hash_that_is_a_number_is_none(project: Path) -> None:
+    """As YAML reads one of digits that somebody has written without quotes; DVC asks how it ends."""
+    (project / ".dvc").mkdir()
+    (project / "raw.csv.dvc").write_text("outs: [{path: raw.csv, hash: md5, md5: 123}]")
+    (item,) = capture(project, ["raw.csv"])
+    assert item.recorded_md5 is None
+
+
 def test_a_missing_path_is_an_error(project: Path) -> None:
     with pytest.raises(FileNotFoundError):
         hashing.scan_input(project, "nothing")
