@@ -1,4 +1,4 @@
-"""Formats of others: images here, and by their own packages those of MosaicML, litData and WebDataset."""
+"""Formats of others: images and Arrow here, and by their own packages those of MosaicML, litData and WebDataset."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,30 @@ def test_a_picture_that_is_none_is_refused_when_it_is_listed(tmp_path: Path) -> 
         index(str(tmp_path), None, {})
 
 
+@pytest.mark.parametrize("pixels", [numpy.uint16(4000), numpy.int32(4000), numpy.float32(0.5)])
+def test_a_picture_of_more_than_8_bits_is_refused(pixels: Any, tmp_path: Path) -> None:
+    """Pillow makes all of it white, or all of it black."""
+    Image.fromarray(numpy.full((2, 3), pixels)).save(tmp_path / "1.tif")
+    with refused("data.index-file", "more than 8 bits"):
+        index(str(tmp_path), None, {})
+
+
+def test_a_stream_of_arrow_is_read_as_a_file(tmp_path: Path) -> None:
+    """Hugging Face writes its data sets so."""
+    table = pyarrow.table({"a": [1, 2, 3], "b": ["x", None, "z"]})
+    with pyarrow.ipc.new_stream(tmp_path / "a.arrow", table.schema) as stream:
+        stream.write_table(table, max_chunksize=2)
+    index(str(tmp_path), None, {})
+    files = Files(tmp_path)
+    assert [files[number] for number in range(len(files))] == table.to_pylist()
+    files.close()
+    content = (tmp_path / "a.arrow").read_bytes()
+    for left_out in (8, 9, 100):
+        (tmp_path / "a.arrow").write_bytes(content[:-left_out])
+        with refused("data.index-file"):
+            index(str(tmp_path), None, {})
+
+
 def test_a_tar_with_a_sparse_member_is_refused(tmp_path: Path) -> None:
     """As of `tar --sparse`: the bytes behind its own were read as its own."""
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as archive:
@@ -95,7 +120,7 @@ def test_a_tar_whose_next_header_is_none_is_refused(how: str, tmp_path: Path) ->
 
 
 def test_empty_lines_of_any_system_are_no_samples(tmp_path: Path) -> None:
-    for content in (b"", b"\n", b"\r\n", b"\r", b"1", b"\r\n1\r\n\r\n2\r\n\r", b"1\n\n2"):
+    for content in (b"", b"\n", b"\r\n", b"\r", b"1", b"\r\n1\r\n\r\n2\r\n\r", b"1\n\n2", b" 1\n \t\r\n\t2\n "):
         (tmp_path / "A.JSONL").write_bytes(content)
         (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(content))
         for name in ("A.JSONL", "A.JSONL.GZ"):

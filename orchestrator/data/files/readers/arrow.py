@@ -1,11 +1,14 @@
-"""An Arrow file (IPC), mapped: a dictionary per row."""
+"""An Arrow file (IPC), or a stream in one, as Hugging Face writes it; mapped: a dictionary per row."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field
+
+_MAGIC: Final = b"ARROW1"
+_END: Final = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; one that was cut off between two messages ends like another
 
 Columns = Annotated[tuple[str, ...] | None, Field(description="Which columns a sample has; null: all.")]
 
@@ -14,8 +17,16 @@ def arrow(path: Path, name: str, *, columns: Columns = None) -> Rows:  # noqa: A
     import pyarrow
 
     try:
-        table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
-    except pyarrow.ArrowInvalid as error:
+        source = pyarrow.memory_map(str(path))
+        if source.read(len(_MAGIC)) == _MAGIC:
+            table = pyarrow.ipc.open_file(source).read_all()
+        else:
+            source.seek(0)
+            table = pyarrow.ipc.open_stream(source).read_all()
+            source.seek(source.size() - len(_END))
+            if source.read() != _END:
+                raise ValueError("is a stream of Arrow without an end: whoever wrote it did not close it")
+    except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"is no Arrow file: {error}") from error
     return Rows(table, columns, held=0)
 

@@ -24,6 +24,7 @@ _FORMATS = (
     "GIF",
     "TIFF",
 )  # others may start programs: of EPS Pillow has Ghostscript make one
+_DEEP = ("I", "F")  # modes of integers of 16 and 32 bits, and of float32
 Mode = Annotated[Literal["RGB", "L"], Field(description="In colour, or gray.")]
 
 
@@ -58,6 +59,11 @@ class _Image:
             raise IndexError(number)
         try:
             with Image.open(self._path, formats=_FORMATS) as image:
+                if image.mode.startswith(_DEEP):
+                    raise ValueError(
+                        f"has pixels of more than 8 bits (mode {image.mode} of Pillow), which would be cut off at 255: scale "
+                        "them in a reader of your own, or write it with 8 bits"
+                    )
                 pixels = numpy.array(image.convert(self._mode))
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(f"is no image that Pillow reads: {error}") from error

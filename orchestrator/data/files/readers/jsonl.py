@@ -1,5 +1,4 @@
-"""A JSON value per line; compressed by gzip where the name ends in .gz. Empty lines are no samples,
-whatever the system that ended them."""
+"""A JSON value per line; compressed by gzip where the name ends in .gz. Lines of white space are no samples."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _PIECE = 1 << 24  # bytes that are looked through at once
+_WHITE = tuple(b" \t\r")
 
 
 def jsonl(path: Path, name: str) -> _Lines:
@@ -41,7 +41,8 @@ class _Lines:
         ends = found if len(self._bytes) and self._bytes[-1:] == b"\n" else numpy.append(found, len(self._bytes))
         starts = numpy.concatenate(([0], ends[:-1] + 1))
         full = ends > starts
-        full[full] = (ends - starts > 1)[full] | (content[starts[full]] != ord("\r"))
+        for line in numpy.flatnonzero(full)[numpy.isin(content[starts[full]], _WHITE)]:
+            full[line] = bool(self._bytes[starts[line] : ends[line]].strip())
         self._starts, self._ends = starts[full], ends[full]
 
     def __len__(self) -> int:
