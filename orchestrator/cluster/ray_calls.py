@@ -11,6 +11,16 @@ from contextlib import suppress
 _LOOK_S = 0.5
 
 
+def not_set_up(error: BaseException) -> str:
+    """Why Ray could not set up a process on a node, such as for want of room to unpack a copy of the project, in a line; empty
+    for another error."""
+    from ray.exceptions import RuntimeEnvSetupError
+
+    if not isinstance(error, RuntimeEnvSetupError):
+        return ""
+    return f"Ray could not set up its process there: {(str(error).strip().splitlines() or [''])[-1].strip()}"
+
+
 def unless_gone(call: Callable[[], object], trouble: Callable[[], str | None]) -> None:
     """Returns when the call does, or when its Ray turns out to be gone. trouble: with the Ray. Exceptions of the call are
     ignored, as of a Ray that goes at this moment."""

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RuntimeEnvSetupError
 
 from orchestrator.cluster.actors import host_relays, members
 from orchestrator.cluster.actors.driver_loss import DriverHandle
@@ -628,6 +628,15 @@ def test_a_death_is_told_where_no_last_report_comes(monkeypatch: pytest.MonkeyPa
         ray.calls[0][1].set_exception(RayActorError(error_msg="its node is gone"))
     ray.stays.set_exception(RayActorError(error_msg="it died"))
     assert told(held) == [("died", "it died")]
+    held.kill(0)
+
+
+def test_ray_tells_why_it_could_not_set_up_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "_LAST_WORDS_S", 0.0)
+    ray, held = far(monkeypatch)
+    ray.stays.set_exception(RuntimeEnvSetupError("Traceback ...\nOSError: [Errno 28] No space left on device"))
+    assert [kind for kind, _ in told(held)] == ["died"]
+    assert held.post_mortem(0).not_set_up.endswith("its process there: OSError: [Errno 28] No space left on device")
     held.kill(0)
 
 

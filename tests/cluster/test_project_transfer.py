@@ -6,9 +6,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement import project_transfer
+from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, Workspace
 from orchestrator.cluster.placement.reservation import Node
 from orchestrator.common.tested_versions import RAY, Tried
@@ -60,3 +62,18 @@ def test_a_copy_of_files_that_have_changed_meanwhile_is_not_used(
     assert (place.project, place.options["runtime_env"]) == (None, {"working_dir": "gcs://package.zip"})
     assert late.copied(here) == place
     assert said == ["note: carrying code and data for workers that may come to node 10.0.0.1 (aaaaaaaa)"]
+
+
+def test_a_node_without_room_for_a_copy_is_told_by_what_ray_said_last() -> None:
+    expected = Tree({}, {}, "", {})
+    full = RuntimeEnvSetupError(
+        "Traceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device\n"
+    )
+    told = "Ray could not set up its process there: OSError: [Errno 28] No space left on device"
+    assert project_transfer._wrong(expected, full) == [told]
+    assert project_transfer._foreign(expected, RayError("ModuleNotFoundError: orchestrator")) == [
+        "orchestrator does not run there (ModuleNotFoundError: orchestrator)"
+    ]
+    with refused("ray.nodes-differ") as caught:
+        project_transfer._refuse({FAR.id: [told]}, {FAR.id: FAR})
+    assert "room in the folder of Ray" in str(caught.value.remedy)

@@ -75,6 +75,7 @@ class Script:
     last_activities: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     seen: Mapping[int, ProcessStacks] = field(default_factory=dict)
     standard_errors: Mapping[int, str] = field(default_factory=dict)
+    not_set_up: Mapping[int, str] = field(default_factory=dict)
 
     def hear(self, timeout_s: float) -> Iterator[MemberMessage]:  # noqa: ARG002
         yield next(self.said)
@@ -114,7 +115,8 @@ class Script:
         return 100 + member
 
     def post_mortem(self, member: int) -> PostMortem:
-        return PostMortem(self.last_activities.get(member), f"GPU-{member}", self.standard_errors.get(member, ""))
+        said, why = self.standard_errors.get(member, ""), self.not_set_up.get(member, "")
+        return PostMortem(self.last_activities.get(member), f"GPU-{member}", said, why)
 
     def save_weights(self, member: int, path: str) -> None:
         self.done.append(("save weights", member, Path(path).name))
@@ -178,6 +180,7 @@ def play(
     more: Sequence[str] = (),
     seen: Mapping[int, ProcessStacks] | None = None,
     standard_errors: Mapping[int, str] | None = None,
+    not_set_up: Mapping[int, str] | None = None,
     needed: Sequence[int] = (),
     spare: int = 0,
     draining: Callable[[], Mapping[str, float | None]] = dict,
@@ -233,6 +236,7 @@ def play(
         last_activities=last_activities or {},
         seen=seen or {},
         standard_errors=standard_errors or {},
+        not_set_up=not_set_up or {},
     )
     members: Any = script
     pending_signal = PendingSignal()
@@ -524,6 +528,13 @@ def test_a_process_that_its_card_has_aborted_is_lost_once_with_the_code(tmp_path
         (2, f"failed on its GPU GPU-2 {words}"),
         (3, "its process (pid 103) ended"),
     ]
+
+
+def test_why_a_process_was_not_set_up_is_told_with_its_loss(tmp_path: Path) -> None:
+    full = "Ray could not set up its process there: OSError: [Errno 28] No space left on device"
+    said = [MemberMessage(1, "died"), prepared(0), prepared(2), DESCRIBED, finished(0, 0), finished(2, 0)]
+    played = play(tmp_path, said, not_set_up={1: full})
+    assert [event["why"] for event in played.journal if event["event"] == "worker_lost"] == [full]
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ from orchestrator.cluster.actors.lease import renewed
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.reporter import beat_s
-from orchestrator.cluster.ray_calls import unless_gone
+from orchestrator.cluster.ray_calls import not_set_up, unless_gone
 from orchestrator.comm.transports.tls import Credentials
 from orchestrator.common import processes
 from orchestrator.config.plan import Plan
@@ -94,6 +94,7 @@ class _Member:
     pid: int | None = None  # of its process; None until it has told
     node: str | None = None  # Ray's id of its node; None until it has told
     lost: str | None = None  # what Ray told of its death
+    not_set_up: str = ""  # as in `PostMortem`
     heard: float = 0.0  # when a report of it came last, in monotonic seconds
     next_call: int = 0  # number of the next call
     unplaced: list[tuple[int, bytes]] = field(default_factory=list)  # calls that wait until its node is known
@@ -203,7 +204,8 @@ class Members:
 
     def post_mortem(self, member: int) -> PostMortem:
         """The last activity of a dead member, its card and the end of its standard error, as far as they are known."""
-        return self._relays.post_mortem(member)
+        found, known = self._relays.post_mortem(member), self._members.get(member)
+        return found if known is None else found._replace(not_set_up=known.not_set_up)
 
     def stacks(self, members: Collection[int]) -> dict[int, stack_dump.ProcessStacks]:
         """The stacks of those that have told where they are; on other nodes by a process of Ray's there, since who is stuck may
@@ -410,7 +412,7 @@ class Members:
             self._learn(member, known, future.result())
         except RayError as error:
             if known.lost is None:
-                known.lost = str(error)
+                known.lost, known.not_set_up = str(error), not_set_up(error)
                 self._dying[member] = (time.monotonic() + _LAST_WORDS_S, known.lost)
                 self._relays.died(member)
         self._drop_if_over(member)

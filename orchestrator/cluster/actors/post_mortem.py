@@ -20,6 +20,7 @@ class PostMortem(NamedTuple):
     activity: Mapping[str, Any] | None = None  # the last one, in the form of its heartbeat
     card: str = ""  # the UUID of its GPU
     standard_error: str = ""  # the end of it
+    not_set_up: str = ""  # why its process never began, as Ray has told
 
 
 class Witness:

@@ -23,6 +23,7 @@ from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement import node_tree
 from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.reservation import Node, living_nodes
+from orchestrator.cluster.ray_calls import not_set_up
 from orchestrator.cluster.sessions import environment
 from orchestrator.common import temporary
 from orchestrator.common.tested_versions import RAY
@@ -159,6 +160,8 @@ class LateWorkspaces:
 
 def _foreign(expected: Tree, found: Tree | RayError) -> list[str]:
     if isinstance(found, RayError):
+        if why := not_set_up(found):
+            return [why]
         return [f"orchestrator does not run there ({(str(found).strip().splitlines() or [''])[-1].strip()})"]
     return node_tree.foreign(expected, found)
 
@@ -174,7 +177,8 @@ def _refuse(problems: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> Non
     if listed:
         raise ClusterUnavailable(
             f"not every node is like this one: {'; '.join(listed)}",
-            "install the same Python, orchestrator and libraries there as here",
+            "install the same Python, orchestrator and libraries there as here; where no process is set up, see whether "
+            "there is room in the folder of Ray (by default /tmp/ray)",
             code="ray.nodes-differ",
         )
 

@@ -380,6 +380,7 @@ class Session:
         last = None if found.activity is None else events.Heartbeat(member, **found.activity)
         why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
         why += "" if last is None else f" {fault_attribution.where(last)}"
+        why = found.not_set_up or why
         self._forget(member)
         self._event_sink.lost(self._roles[member], member, why, self._where(member))
         self._decide(events.Died(member, why, details, last, self._diagnosis().oom_kills))
