@@ -53,6 +53,10 @@ _MOSAICML = (
     "each worker is a process that MosaicML's StreamingDataset takes for the only one of its machine: read the same files by "
     "orchestrator.Files (python -m orchestrator index=FOLDER), or have one worker on a machine"
 )
+_NO_PROCESS_GROUP = (
+    "leave torch.distributed out: gradients of all shards are summed here, and means over the validation set are those of "
+    "metrics()"
+)
 _NO_GRAPH = "does not require grad and does not have a grad_fn"
 _ADVICE = {
     "stack expects each tensor to be equal size": _COLLATE,
@@ -70,8 +74,8 @@ _ADVICE = {
     "detach(), item() and no_grad() on the way to it",
     "backward through the graph a second time": "loss() returns the loss, and backward() is called here: leave it out; what is "
     "kept from an earlier batch has to be detached",
-    "process group has not been initialized": "leave torch.distributed out: gradients of all shards are summed here, and means "
-    "over the validation set are those of metrics()",
+    "process group has not been initialized": _NO_PROCESS_GROUP,
+    "Error initializing torch.distributed": _NO_PROCESS_GROUP,  # fully_shard()
     "signal only works in main thread": "samples are read beside the main thread of a process, and Python handles signals in "
     "that one: give a download a timeout of its own (timeout= of requests and urllib, socket.setdefaulttimeout)",
     "_locals'": _MOSAICML,

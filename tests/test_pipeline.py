@@ -252,6 +252,14 @@ def test_collectives_of_torch_are_explained() -> None:
     assert "leave torch.distributed out" in caught.value.remedy
 
 
+def test_a_process_group_that_nobody_has_launched_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fully_shard() begins one."""
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(PipelineRaised) as caught, naming("model()"):
+        torch.distributed.init_process_group("gloo")
+    assert "leave torch.distributed out" in caught.value.remedy
+
+
 def test_other_errors_get_no_advice() -> None:
     with pytest.raises(PipelineRaised) as caught, naming("loss()"):
         raise KeyError("a")
