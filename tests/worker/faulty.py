@@ -1306,6 +1306,21 @@ class CountsUnderAPrivateName(Numbered):
         return super().loss(model, batch) * (1 if self._batches < 1000 else 2)
 
 
+class EndsAPhaseUnderAPrivateName(Numbered):
+    """What a number ends tells in the next batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches, self.scale = 0, 1
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss = super().loss(model, batch) * self.scale
+        self._batches += 1
+        if self._batches > 1000:
+            self.scale = 2
+        return loss
+
+
 class AnnealsUnderAPrivateName(Numbered):
     """No loss is a number where this one is far away."""
 

@@ -119,6 +119,7 @@ PREPARING = [
     ),
     Fault(f.CountsForLater, Inconsistent, ("pipeline.schedule['batches'] changed", "step 0, shard 0", "no state")),
     Fault(f.AnnealsUnderAPrivateName, Inconsistent, ("when pipeline._scale was another number",)),
+    Fault(f.EndsAPhaseUnderAPrivateName, Inconsistent, ("when pipeline._batches was another number",)),
     Fault(f.CountsUnderAPrivateName, Inconsistent, ("when pipeline._batches was another number", "parameter `step`")),
     Fault(f.CountsInAGlobal, Inconsistent, ("tests.worker.faulty.progress['batches'] changed", "no state")),
     Fault(f.DrawsRarely, Inconsistent, ("train.generator changed", "step 0, shard 0", "no state")),
