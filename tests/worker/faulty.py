@@ -1307,7 +1307,7 @@ class CountsUnderAPrivateName(Numbered):
 
 
 class EndsAPhaseUnderAPrivateName(Numbered):
-    """What a number ends tells in the next batch."""
+    """The next batch is the first that tells the end of the phase."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,12 +3,17 @@ follows from may change."""
 
 from __future__ import annotations
 
+import importlib
+import io
+import random
 from collections import UserDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy
 import pytest
@@ -87,6 +92,7 @@ UNWATCHED = (  # before each step
     f"{__name__}.Held.known",
     "pipeline.count.calls",
     "pipeline.net._forward_hooks",
+    "model.bias.calls",
 )
 
 
@@ -103,6 +109,7 @@ UNWATCHED = (  # before each step
         (lambda held: setattr(held.net, "table", torch.ones(2)), "pipeline.net.table"),
         (lambda held: held.net.eval(), "pipeline.net.training"),
         (lambda held: held.net.bias.requires_grad_(False), "model.bias.requires_grad"),
+        (lambda held: setattr(held.net.bias, "calls", 1), "model.bias.calls"),
         (lambda held: held.counter.seen.append(1), "pipeline.counter.seen"),
         (lambda held: setattr(type(held.counter), "total", 3), f"{__name__}.Counter.total"),
         (lambda held: held.known.update(a=1), f"{__name__}.Held.known"),
@@ -286,6 +293,7 @@ class Memory:
         self.seen.append(1)
 
 
+KEY = Memory()
 KEPT: dict[str, tuple[Any, Any]] = {  # by its place: what an attribute refers to, and what changes it
     "pipeline.one.step": (SimpleNamespace(step=0), lambda one: setattr(one, "step", 1)),
     "pipeline.one.data": (UserDict(step=0), lambda one: one.update(step=1)),
@@ -297,6 +305,7 @@ KEPT: dict[str, tuple[Any, Any]] = {  # by its place: what an attribute refers t
     "pipeline.one.memory": (remembers, lambda one: one().append(1)),
     "pipeline.one.__self__.seen": (Memory().add, lambda one: one()),
     "pipeline.one.calls": (remembers, lambda one: setattr(one, "calls", 1)),
+    "pipeline.one['by'].data": ({"by": WeakKeyDictionary({KEY: 0})}, lambda one: one["by"].update({KEY: 1})),
 }
 
 
@@ -313,6 +322,56 @@ def test_what_is_kept_within_namespaces_containers_and_functions_is_put_back(pla
     with beginning.restored():
         assert beginning.changed() == []
     assert beginning.changed() == [place]
+
+
+@pytest.mark.parametrize("at", ["new", "old"])
+def test_files_threads_and_modules_stay_as_they_are(at: str) -> None:
+    """One may have been closed since, in the block too."""
+    held = Held()
+    held.one, held.file = 1, None if at == "new" else io.StringIO()  # type: ignore[attr-defined]
+    beginning = Beginning({"pipeline": held}, held.net, {"variables": variables})
+    variables["late"], opened = module, (io.StringIO(), io.StringIO())
+    held.one, held.file = 2, opened[0]  # type: ignore[attr-defined]
+    assert beginning.changed() == ["pipeline.one"]
+    with beginning.restored():
+        assert (held.one, held.file, variables["late"]) == (1, opened[0], module)  # type: ignore[attr-defined]
+        held.file = opened[1]  # type: ignore[attr-defined]
+    assert (held.one, held.file, variables["late"]) == (2, opened[1], module)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("generator", "draw"),
+    [
+        (numpy.random.default_rng(0), lambda one: one.random()),
+        (numpy.random.RandomState(0), lambda one: one.normal()),
+        (random.Random(0), lambda one: one.random()),
+        (torch.Generator(), lambda one: float(torch.rand((), generator=one))),
+    ],
+)
+def test_generators_of_random_numbers_are_put_back(generator: Any, draw: Any) -> None:
+    held = Held()
+    held.one = generator
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    assert beginning.changed() == []
+    first = draw(generator)
+    assert beginning.changed() == ["pipeline.one"]
+    with beginning.restored():
+        assert beginning.changed() == []
+        assert draw(generator) == first
+    assert draw(generator) != first
+
+
+def test_an_object_to_which_a_layer_of_a_package_refers_is_put_back() -> None:
+    """As the config of a model of transformers."""
+    net = of_a_package(nn.Identity, "models")
+    nn.Identity.__module__ = "torch.nn.modules.linear"
+    net.config = of_a_package(Counter, "models")
+    Counter.__module__ = __name__
+    beginning = Beginning({"pipeline": object(), "model": net}, net, {})
+    net.config.total = 1
+    assert beginning.changed() == ["model.config.total"]
+    with beginning.restored():
+        assert net.config.total == 0
 
 
 def test_modules_in_one_of_a_package_are_put_back() -> None:
@@ -415,6 +474,37 @@ def test_an_average_of_a_package_that_moves_before_an_evaluation_is_found(way: s
     assert isinstance(end, Inconsistent)
     assert end.code == "pipeline.metrics-changed"
     assert "pipeline.average.weights" in str(end)
+
+
+HELPERS = {  # by the place in a module `helper` that keeps something: its text
+    "calls": "calls = 0\ndef scale():\n    global calls\n    calls += 1\n    return 1 if calls < 40 else 2\n",
+    "Settings.calls": "class Settings:\n    calls = 0\n"
+    "def scale():\n    Settings.calls += 1\n    return 1 if Settings.calls < 40 else 2\n",
+    "meter.calls": "class Meter:\n    calls = 0\nmeter = Meter()\n"
+    "def scale():\n    meter.calls += 1\n    return 1 if meter.calls < 40 else 2\n",
+    "": "calls = 0\ndef scale():\n    global calls\n    calls += 1\n    return 1\n",
+}
+
+
+@pytest.mark.parametrize("place", HELPERS)
+def test_what_another_module_of_the_project_keeps_is_found(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"helper_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(HELPERS[place])
+    (tmp_path / f"{name}_pipeline.py").write_text(
+        f"from tests.worker.pipelines import Batchnorm\nimport {name}\n"
+        "class Scaled(Batchnorm):\n    def loss(self, model, batch):\n"
+        f"        return super().loss(model, batch) * {name}.scale()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (end,) = members_end(importlib.import_module(f"{name}_pipeline").Scaled, steps=12)
+    if not place:
+        assert not isinstance(end, BaseException)
+        return
+    assert isinstance(end, Inconsistent)
+    assert end.code == "pipeline.changed-once"
+    assert f"{name}.{place}" in str(end)
 
 
 class Notes(Batchnorm):

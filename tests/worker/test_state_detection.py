@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -197,6 +198,12 @@ def test_containers_of_a_package_are_read_by_pythons_own_methods() -> None:
     held.bank = [Irreps([torch.zeros(1)]), Lazy(a=torch.zeros(1))]
     found = look({"pipeline": held}, held.net)
     assert {"the length of pipeline.bank[0]", "pipeline.bank[0][0]", "pipeline.bank[1]['a']"} <= found.keys()
+
+
+def test_a_generator_without_a_state_is_none() -> None:
+    pipeline = Pipeline()
+    pipeline.meter = random.SystemRandom()  # type: ignore[assignment]
+    assert looks(pipeline, lambda each: each.meter.random()) == {}  # type: ignore[attr-defined]
 
 
 def test_what_a_packages_object_keeps_is_named_and_no_state() -> None:

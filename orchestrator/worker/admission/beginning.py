@@ -5,14 +5,14 @@ So nothing may follow from what an earlier step, an evaluation, or a schedule le
 alone. Within `restored` the objects refer to what they did before that step; what is computed there has to be the same.
 
 Attributes are looked at of the pipeline, and of other objects, layers, functions and classes that the user has written. So are
-those of objects of packages and of namespaces to which these refer. Variables of closures and of the modules of pipeline and
-model, hooks of layers, and defaults of functions are, too. Lists, dictionaries and sets there count with their items, and so do
-those within them.
+those of objects of packages and of namespaces to which these refer. Variables of closures and of all imported modules of their
+project, hooks of layers, and defaults of functions are, too. Lists, dictionaries and sets there count with their items, and so
+do those within them. Open files, threads, pools of these and modules stay as they are.
 
-A tensor or an array of theirs that has been written in place gets its former content, wherever else it is referred to, and
-afterwards the present one again. This is so of small ones in memory of their own: in other memory may be what somebody else
-reads, as a batch. Once another has been written, as one that is filled anew for another size, nothing is put back any more:
-the other attributes may say what is in it.
+A tensor, an array or a generator of random numbers that has been written in place gets its former content, wherever else it
+is referred to, and afterwards the present one again. This is so of small ones in memory of their own: in other memory may be
+what somebody else reads, as a batch. Once another has been written, as one that is filled anew for another size, nothing is
+put back any more: the other attributes may say what is in it.
 
 Weights of modules outside of the model have no copies either. Nobody may change them, as in the first step. A tensor that is
 too large for a copy, or on a card, counts as one if it has the shape of one of the model's matrices, as in a moving average.
@@ -20,7 +20,11 @@ too large for a copy, or on a card, counts as one if it has the shape of one of 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import io
+import random
+import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -29,6 +33,7 @@ from typing import Any, Final, NamedTuple
 import numpy
 import torch
 
+from orchestrator.common.frames import variables_of
 from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.digests import prints_of
 from orchestrator.worker.admission import state_detection
@@ -45,6 +50,17 @@ _NOT_THEIRS: Final = frozenset(
 _CONTENT: Final = "cell_contents"  # of a cell
 _FLAG: Final = "requires_grad"  # of a parameter
 _BY_NAME = (type, types.CellType, torch.nn.Parameter)  # whose attributes are set one by one
+_CODE = (
+    types.FunctionType,
+    staticmethod,
+    classmethod,
+    property,
+    type,
+)  # most of a module and of a class; rarely exchanged
+# Left as they are: a file may have been closed since, and a module is imported once.
+_HANDLES = (io.IOBase, types.ModuleType, threading.Thread, concurrent.futures.Executor)
+_ARRAYS = (torch.Tensor, numpy.ndarray)
+_CPU: Final = torch.device("cpu")
 _MISSING: Final = object()
 
 
@@ -62,7 +78,7 @@ class Beginning:
     their variables."""
 
     def __init__(self, roots: Mapping[str, Any], model: torch.nn.Module, modules: Mapping[str, dict[str, Any]]) -> None:
-        holders, weights = state_detection.holders_and_weights(roots, model)
+        holders, weights = state_detection.holders_and_weights({**roots, **variables_of(modules)}, model)
         known = {id(owner) for _, owner in holders}
         layers = [(place, each) for place, each in model.named_modules(prefix="model") if id(each) not in known]
         named = model.named_parameters(prefix="model")
@@ -99,7 +115,7 @@ class Beginning:
             (now, name, value)
             for now, values in held
             for name, value in values.items()
-            if now.get(name) is value and name not in _HOOKS
+            if now.get(name) is value and name not in _HOOKS and not isinstance(value, _CODE)
         ]
         self._parameters = [each for each, _ in owners if isinstance(each, torch.nn.Parameter)]
         self._flags = [each.requires_grad for each in self._parameters]
@@ -179,14 +195,14 @@ class Beginning:
         return (
             any(each._version != version for each, version in self._versions)
             or any(not _same_content(each, was) for each, was in self._arrays)
-            or any(each.shape != was.shape for each, was in self._copies)
+            or any(each.shape != was.shape for each, was in self._copies if isinstance(each, _ARRAYS))
         )
 
 
 class _Parts:
-    """The tensors and arrays among values and in containers. copies: of those that are not large, with what they were; arrays:
-    others that are looked at, likewise; weights: other tensors of a matrix's shape, by their places; versions:
-    of the rest."""
+    """The tensors, arrays and generators of random numbers among values and in containers. copies: of those that are not large,
+    with what they were; arrays: others that are looked at, likewise; weights: other tensors of a matrix's shape, by their
+    places; versions: of the rest."""
 
     def __init__(self, held: Sequence[_Held], model: torch.nn.Module) -> None:
         self.copies: list[tuple[Any, Any]] = []
@@ -196,9 +212,9 @@ class _Parts:
         of_model = [*model.parameters(), *model.buffers()]
         shapes = {(each.shape, each.dtype) for each in model.parameters() if each.dim() > 1}
         found = {id(value): (place, value) for each in held for place, value in _placed(each)}
-        parts: list[tuple[str, Any]] = [
-            each for each in found.values() if isinstance(each[1], (torch.Tensor, numpy.ndarray))
-        ]
+        parts: list[tuple[str, Any]] = [each for each in found.values() if isinstance(each[1], _ARRAYS)]
+        generators = [each for _, each in found.values() if state_detection.is_generator(each)]
+        self.copies += [(each, _copy(each)) for each in generators if getattr(each, "device", _CPU) == _CPU]
         known = {id(each) for each in of_model}
         theirs = {each.untyped_storage().data_ptr() for each in of_model if _has_memory(each)}
         size = Counter[type]()
@@ -253,20 +269,33 @@ def _contents(container: Any) -> Any:
 
 
 def _copy(part: Any) -> Any:
+    if isinstance(part, random.Random):
+        return part.getstate()
+    if isinstance(part, numpy.random.Generator):
+        return part.bit_generator.state
+    if isinstance(part, (torch.Generator, numpy.random.RandomState)):
+        return part.get_state()
     return part.clone() if isinstance(part, torch.Tensor) else part.copy()
 
 
 def _write(part: Any, content: Any) -> None:
     if isinstance(part, torch.Tensor):
         part.data.copy_(content)  # without another version
+    elif isinstance(part, random.Random):
+        part.setstate(content)
+    elif isinstance(part, numpy.random.Generator):
+        part.bit_generator.state = content
+    elif isinstance(part, (torch.Generator, numpy.random.RandomState)):
+        part.set_state(content)
     else:
         part[...] = content
 
 
 def _same_content(part: Any, was: Any) -> bool:
-    if isinstance(part, torch.Tensor):
-        return same_bits(part, was)
-    return bool(part.shape == was.shape and part.tobytes() == was.tobytes())
+    if isinstance(part, numpy.ndarray):
+        return bool(part.shape == was.shape and part.tobytes() == was.tobytes())
+    now = part if isinstance(part, torch.Tensor) else _copy(part)
+    return same_bits(now, was) if isinstance(now, torch.Tensor) else repr(now) == repr(was)
 
 
 def _print(weight: torch.Tensor) -> int:
@@ -312,7 +341,7 @@ def _values(owner: Any) -> dict[str, Any]:
         except ValueError:  # it has none yet
             return {}
     if isinstance(owner, torch.nn.Parameter):
-        return {_FLAG: owner.requires_grad}
+        return {_FLAG: owner.requires_grad, **vars(owner)}
     left_out = _NOT_THEIRS if isinstance(owner, torch.nn.Module) else ()
     return {
         name: value
@@ -334,7 +363,9 @@ def _is_container(value: Any) -> bool:
 
 def _same(held: _Held, name: str, now: Any) -> bool:
     was = held.values.get(name, _MISSING)
-    return _same_items(held.items[name], now) if name in held.items and type(now) is type(was) else _equal(was, now)
+    if name in held.items and type(now) is type(was):
+        return _same_items(held.items[name], now)
+    return isinstance(now, _HANDLES) or isinstance(was, _HANDLES) or _equal(was, now)
 
 
 def _same_items(was: Any, now: Any) -> bool:
@@ -359,10 +390,13 @@ def _pairs(container: Any) -> list[tuple[Any, Any]]:
 def _put(owner: Any, values: Mapping[str, Any]) -> None:
     """Have the object refer to these, where it does not."""
     now = _values(owner)
-    for name in now.keys() - values.keys():
-        _delete(owner, name)
-    for name, value in values.items():
-        if now.get(name, _MISSING) is not value:
+    for name in {**now, **values}:
+        present, value = now.get(name, _MISSING), values.get(name, _MISSING)
+        if present is value or isinstance(present, _HANDLES) or isinstance(value, _HANDLES):
+            continue
+        if value is _MISSING:
+            _delete(owner, name)
+        else:
             _set(owner, name, value)
 
 

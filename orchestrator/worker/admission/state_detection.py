@@ -16,7 +16,7 @@ count for themselves, data sets may, and caches change once at most. They are na
 Numbers with names that begin with _ count if a result follows from them. One that changes each time is made another one, and
 the batch computed once more.
 
-It does not see variables of other modules, files, or what containers with many elements hold.
+It does not see variables of other modules, which `beginning.py` puts back, files, or what containers with many elements hold.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import hashlib
 import random
 import threading
 import types
+import weakref
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Final, NamedTuple
@@ -50,7 +51,10 @@ _BARE = frozenset({type(None), bool, str, bytes})  # nothing is within; most of 
 _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, deque)
 _WRITTEN = (*_CONTAINERS, torch.Tensor, numpy.ndarray)
 # Objects of Python whose attributes are the user's.
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap, threading.local)
+_NAMESPACES = (
+    *(types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap, threading.local),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+)
 _EMPTY = frozenset({list, tuple, dict, set, deque, OrderedDict})  # nor in these, where they are empty
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
 _METRICS = "torchmetrics"  # a metric that is called with a batch adds up beside, and nothing follows from the sum
@@ -210,7 +214,7 @@ class _Walk:
                 if near and (base is tuple or isinstance(part, _CONTAINERS)):
                     self._hold(f"{place}[{key!r}]", part)
                 self.through(f"{place}[{key!r}]", part, counts, near=near)
-        elif isinstance(value, _GENERATORS):
+        elif is_generator(value):
             self.found[place] = True, _state(value)
         elif isinstance(value, (torch.Tensor, numpy.ndarray)):
             self._hash(place, value, is_state=counts == _ALL)
@@ -233,6 +237,8 @@ class _Walk:
         if is_users:
             for each in kind.__mro__:
                 self._into_class(each)
+        # The user's code may change an object that a package's layer has, as the config of a model of transformers.
+        is_layer = id(value) in self._modules and kind.__module__.partition(".")[0] != "torch"
         if place == "pipeline" or id(value) in self._modules:
             own = _ALL if is_users and not _is_metric(kind) else _NUMBERS
         elif counts == _ALL and is_users and not _is_metric(kind) and not isinstance(value, Dataset):
@@ -258,7 +264,7 @@ class _Walk:
                 continue
             if name not in ("_parameters", "_buffers", "_modules"):
                 counted = own if name.endswith("_hooks") else _public(name, own)
-                self.through(f"{place}.{name}", part, counted, near=is_theirs)
+                self.through(f"{place}.{name}", part, counted, near=is_theirs or is_layer)
 
     def _into_class(self, kind: type) -> None:
         """Through the attributes of a class of the user's, and what its functions hold."""
@@ -326,6 +332,11 @@ class _Walk:
             return
         if id(tensor) not in self._tensors and tensor.is_leaf and tensor.grad is not None:
             self.untrained.append(place)
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it draws random numbers from a state of its own."""
+    return isinstance(value, _GENERATORS) and not isinstance(value, random.SystemRandom)
 
 
 def _public(name: str, counts: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from orchestrator.adapters.adapted import Adapted
-from orchestrator.common.frames import is_users_module
+from orchestrator.common.frames import adopt, is_users_module, modules_of_project, variables_of
 from orchestrator.config.plan import Data, Plan, Run
 from orchestrator.data import mixture
 from orchestrator.data.fetching import fetch
@@ -64,6 +64,7 @@ class PipelineAdapter:
         staging: Staging | None = None,  # brings tensors to the device that computes; None: they stay in host memory
         sites: Collection[str] = (),  # the sites whose bytes this node holds
     ) -> None:
+        adopt(kind.__module__)
         self._seed = seed = run.seed
         self._mixed = run.compute.precision == "bfloat16"
         self._staging = staging or Direct()
@@ -117,14 +118,13 @@ class PipelineAdapter:
             "train": self.samples.dataset,
             "validation": self._validation,
         }
-        modules = self.user_modules(*held.values())
-        variables = [(name, key, value) for name, found in modules.items() for key, value in found.items()]
-        return held | {f"{name}.{key}": value for name, key, value in variables if not key.startswith("__")}
+        names = sorted({type(each).__module__ for each in held.values()})
+        return held | variables_of({name: vars(sys.modules[name]) for name in names if is_users_module(name)})
 
-    def user_modules(self, *held: Any) -> dict[str, dict[str, Any]]:
-        """The globals of the modules that define the classes of the pipeline, of its model, and of what is held besides."""
-        names = sorted({type(each).__module__ for each in (self.pipeline, self.model, *held)})
-        return {name: vars(sys.modules[name]) for name in names if is_users_module(name)}
+    def user_modules(self) -> dict[str, dict[str, Any]]:
+        """The globals of the modules of the project that defines the classes of the pipeline and of its model."""
+        names = {type(each).__module__: None for each in (self.pipeline, self.model)}
+        return {name: vars(module) for name, module in modules_of_project(names).items()}
 
     def why_not_recorded(self, *, asks_step: bool) -> str:
         """Why a micro-batch's passes depend on more than the batch; empty where they do not. asks_step: whether recordings know
