@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.driver.folders import RunFolder
+from orchestrator.errors import UsageError
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.tracking import Past, Store
 
@@ -23,7 +25,8 @@ def bring(store: Store, past: Past, files: RunFolder, artifacts: str, wanted: Se
         return not is_old() and all(file.exists() for file in wanted)
 
     if not is_here():  # it may be a repetition that was killed with its command
-        checkout.sweep(files.path.parent / checkout.FOLDER)
+        with suppress(UsageError):  # of a project that this user may only read
+            checkout.sweep(files.path.parent / checkout.FOLDER)
     if not is_here():
         anew = is_old()
         brought = store.fetch(past.run_id, artifacts, files.path, anew=anew)

@@ -256,6 +256,13 @@ def test_a_repetition_that_was_killed_with_its_command_is_told_by_its_own_files(
     assert (found.path.parent, found.trace.read_text()) == (home, "all")
 
 
+def test_a_run_of_a_project_that_may_only_be_read_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / checkout.FOLDER).mkdir()
+    (tmp_path / f"{checkout.FOLDER}.lock").mkdir()  # so nobody can take it
+    found = Recorded.of(cast("Any", Uploads()), tmp_path, replace(PAST, status="KILLED")).files
+    assert found.trace.read_text() == "a"
+
+
 def test_files_of_a_run_that_is_driven_here_are_its_own(tmp_path: Path) -> None:
     store, files = Uploads(), RunFolder(tmp_path, PAST.run_id)
     files.settings.write_text(SETTINGS)
