@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     RandomSampler,
     Sampler,
@@ -501,6 +502,13 @@ class Backwards(Sampler[int]):
         return iter(range(len(self.rows))[::-1])
 
 
+class Sorted(RandomSampler):
+    """An order of the user's, by a class that is derived from one of torch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
 class Loading(Data):
     """A data module with another training loader."""
 
@@ -518,9 +526,12 @@ def test_what_the_run_does_otherwise_than_the_loader_is_told() -> None:
     assert "batch_size=7" in batch
     assert "last batch" in last
     assert list(Loaders(Loading(batch_size=10, shuffle=True)).notes(COURSE)) == []
+    given = BatchSampler(RandomSampler(range(40)), 7, drop_last=True)
+    assert list(Loaders(Loading(batch_sampler=given)).notes(Course(8, 4, 12, "constant"))) == [batch, last]
 
 
 ROWS = TensorDataset(torch.zeros(40, 1))
+SEQUENTIAL = replace(COURSE, order="sequential")
 
 
 def doubled(items: Any) -> Any:
@@ -551,6 +562,14 @@ def test_each_loader_has_its_samples_and_puts_its_batches_together() -> None:
     assert pipeline.begin(COURSE) == []
 
 
+def test_a_batch_sampler_of_torch_visits_what_its_own_sampler_does() -> None:
+    """`loader.sampler` is the default one then, which visits all in their order."""
+    held_out = Evaluating(batch_sampler=BatchSampler(SubsetRandomSampler([39, 31]), 2, False))
+    assert len(Loaders(held_out).datasets()[1]) == 2
+    weighted = Loading(batch_sampler=BatchSampler(WeightedRandomSampler([1.0] * 39 + [5.0], 40), 2, False))
+    assert Loaders(weighted).weights.tolist() == [1.0] * 39 + [5.0]
+
+
 class Evaluating(Data):
     """A data module with another validation loader."""
 
@@ -568,6 +587,8 @@ class Evaluating(Data):
         ({"batch_size": 7, "shuffle": True}, None, None),
         ({"batch_size": 7, "drop_last": True}, None, "drops the last batch"),
         ({"batch_sampler": [[1, 2], [3, 4]]}, None, "batch_sampler, list"),
+        ({"batch_sampler": BatchSampler(SequentialSampler(ROWS), 7, True)}, None, "drops the last batch"),
+        ({"batch_sampler": BatchSampler(Backwards(ROWS), 7, False)}, "sampler Backwards", None),
         ({"sampler": Backwards(ROWS)}, "sampler Backwards", None),
         ({"sampler": RandomSampler(ROWS, num_samples=9)}, "sampler RandomSampler", None),
         ({"batch_size": None}, "batch_size=None", None),
@@ -586,7 +607,7 @@ def test_a_validation_loader_counts_as_it_is_or_is_told(
     [
         ({"shuffle": True}, COURSE, None),
         ({}, COURSE, "data.order=sequential"),
-        ({"sampler": SequentialSampler(ROWS)}, Course(8, 4, 10, "constant", order="sequential"), None),
+        ({"sampler": SequentialSampler(ROWS)}, SEQUENTIAL, None),
         ({"sampler": WeightedRandomSampler([1.0] * 40, 40)}, COURSE, "data.sampling=weighted"),
         ({"sampler": WeightedRandomSampler([1.0] * 40, 40)}, Course(8, 4, 10, "constant", sampling="weighted"), None),
         (
@@ -595,10 +616,20 @@ def test_a_validation_loader_counts_as_it_is_or_is_told(
             "replacement=False",
         ),
         ({"sampler": SubsetRandomSampler(range(9))}, COURSE, None),
-        ({"sampler": SubsetRandomSampler(range(9))}, replace(COURSE, order="sequential"), "data.order=sequential"),
+        ({"sampler": SubsetRandomSampler(range(9))}, SEQUENTIAL, "data.order=sequential"),
         ({"sampler": Backwards(ROWS)}, COURSE, "Backwards"),
         ({"batch_size": None, "shuffle": True}, COURSE, "batch_size=None"),
+        ({"sampler": Sorted(ROWS)}, COURSE, "Sorted"),
         ({"batch_sampler": [[1, 2], [3, 4]]}, COURSE, "batch_sampler"),
+        ({"batch_sampler": BatchSampler(RandomSampler(ROWS), 8, False)}, COURSE, None),
+        ({"batch_sampler": BatchSampler(RandomSampler(ROWS), 8, False)}, SEQUENTIAL, "leave data.order=sequential out"),
+        ({"batch_sampler": BatchSampler(SequentialSampler(ROWS), 8, False)}, SEQUENTIAL, None),
+        (
+            {"batch_sampler": BatchSampler(WeightedRandomSampler([1.0] * 40, 40), 8, False)},
+            COURSE,
+            "data.sampling=weighted",
+        ),
+        ({"batch_sampler": BatchSampler(Backwards(ROWS), 8, False)}, COURSE, "Backwards"),
     ],
 )
 def test_a_sampler_is_one_of_ours_or_refused(options: dict[str, Any], course: Course, named: str | None) -> None:
@@ -651,6 +682,8 @@ def test_hooks_loaders_samplers_optimizers_and_schedulers_are_told_in_one_messag
         ("data.DataLoader(self.train, sampler=data.WeightedRandomSampler(self.w, 9))", "data.sampling=weighted"),
         ("DataLoader(self.train, sampler=DistributedSampler(self.train))", "DistributedSampler"),
         ("DataLoader(self.train, batch_sampler=ByLength(self.train))", "ByLength"),
+        ("DataLoader(self.train, batch_sampler=BatchSampler(RandomSampler(self.train), 8, False))", None),
+        ("DataLoader(self.train, batch_sampler=BatchSampler(sampler=ByAge(self.train)))", "ByAge"),
     ],
 )
 def test_a_sampler_is_told_from_the_source_where_that_shows_it(

@@ -49,8 +49,8 @@ def _misfits(visits: Visits, course: Course) -> Iterator[str]:
     sampler = visits.sampler
     if visits.batch_sampler is not None:
         yield (
-            f"the training loader has a batch_sampler, {visits.batch_sampler}: give it batch_size, and data.batch_size to the "
-            "run"
+            f"the training loader has a batch_sampler, {visits.batch_sampler}: give it batch_size and shuffle=True, and "
+            "data.batch_size to the run"
         )
     elif sampler == "WeightedRandomSampler":
         if course.sampling != "weighted":
@@ -119,13 +119,13 @@ class Loaders:
     @property
     def weights(self) -> Any:
         """Those of the training samples; None where they count alike."""
-        sampler = self.train.sampler
+        sampler = _drawing(self.train).sampler
         return sampler.weights if isinstance(sampler, WeightedRandomSampler) else None
 
     def misfits(self, course: Course) -> Iterator[str]:
         """The traits of the loaders that the settings do not have too, a sentence each."""
-        sampler = self.train.sampler
-        yield from misfits(Visits(_name(self.train), _own_batches(self.train), _each_once(sampler)), course)
+        sampler = _drawing(self.train).sampler
+        yield from misfits(Visits(_name(sampler), _own_batches(self.train), _each_once(sampler)), course)
         if isinstance(sampler, WeightedRandomSampler) and not sampler.replacement:
             yield _misfit("the WeightedRandomSampler of the training loader has replacement=False: leave that out")
         for loader, which in ((self.train, "training"), (self.validation, "validation")):
@@ -133,18 +133,19 @@ class Loaders:
                 yield _misfit(
                     f"the {which} loader has batch_size=None: give it a data set of samples, and their number in a batch"
                 )
-        if self.validation is not None and not _visits_all(self.validation.sampler):
+        if self.validation is not None and not _visits_all(held_out := _drawing(self.validation).sampler):
             yield _misfit(
-                f"the validation loader has the sampler {_name(self.validation)}: give it none, and a data set of the samples "
+                f"the validation loader has the sampler {_name(held_out)}: give it none, and a data set of the samples "
                 "that it visits, such as a Subset"
             )
 
     def notes(self, course: Course) -> Iterator[str]:
         """The traits of the loaders that the run does not have, a sentence each."""
-        own, sampler = self.train.batch_size, self.train.sampler
-        if own is not None and own != course.batch_size:
-            yield f"the training loader has batch_size={own}, and the run data.batch_size={course.batch_size}, which counts"
-        if self.train.drop_last and len(sampler) % course.batch_size:
+        own = _drawing(self.train)
+        size, sampler = own.batch_size, own.sampler
+        if size is not None and size != course.batch_size:
+            yield f"the training loader has batch_size={size}, and the run data.batch_size={course.batch_size}, which counts"
+        if own.drop_last and len(sampler) % course.batch_size:
             yield "the training loader drops an epoch's last batch where it is not full; the run trains it too"
         if isinstance(sampler, WeightedRandomSampler) and sampler.num_samples != len(self.train.dataset):
             yield (
@@ -153,12 +154,13 @@ class Loaders:
             )
         if self.validation is None:
             return
+        held_out = _drawing(self.validation)
         if (batches := _own_batches(self.validation)) is not None:
             yield (
                 f"the validation loader has a batch_sampler, {batches}; the run evaluates all samples of its data set, in "
                 "their order"
             )
-        elif self.validation.drop_last and len(self.validation.sampler) % (self.validation.batch_size or 1):
+        elif held_out.drop_last and len(held_out.sampler) % (held_out.batch_size or 1):
             yield "the validation loader drops the last batch where it is not full; the run evaluates it too"
 
 
@@ -180,10 +182,20 @@ def _one(found: Any, method: str) -> Any:
     return found
 
 
-def _name(loader: Any) -> str:
-    """The class of its sampler, or a known one from which that is derived."""
-    sampler = loader.sampler
-    return next((kind.__name__ for kind in _KNOWN if isinstance(sampler, kind)), type(sampler).__name__)
+def _drawing(loader: Any) -> Any:
+    """The part of it with the sampler, batch_size and drop_last that count: a loader that is given a batch_sampler has the
+    defaults of all three."""
+    return loader.batch_sampler if type(loader.batch_sampler) is BatchSampler else loader
+
+
+def _name(sampler: Any) -> str:
+    """Its class, or a known one that it takes its order from."""
+    return next((kind.__name__ for kind in _KNOWN if _is_one(sampler, kind)), type(sampler).__name__)
+
+
+def _is_one(sampler: Any, kind: type) -> bool:
+    """Whether it draws as that does: a class that is derived from it may have an order of its own."""
+    return isinstance(sampler, kind) and type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]
 
 
 def _each_once(sampler: Any) -> bool:
@@ -194,7 +206,7 @@ def _each_once(sampler: Any) -> bool:
 
 def _visits_all(sampler: Any) -> bool:
     """Whether it visits each of its samples once, as far as is known."""
-    is_known = isinstance(sampler, _KNOWN) and not isinstance(sampler, WeightedRandomSampler)
+    is_known = any(_is_one(sampler, kind) for kind in _KNOWN if kind is not WeightedRandomSampler)
     return is_known and _each_once(sampler)
 
 
@@ -206,5 +218,5 @@ def _own_batches(loader: Any) -> str | None:
 
 def _visited(loader: Any) -> Any:
     """The samples that it visits."""
-    sampler = loader.sampler
+    sampler = _drawing(loader).sampler
     return Subset(loader.dataset, list(sampler.indices)) if isinstance(sampler, SubsetRandomSampler) else loader.dataset

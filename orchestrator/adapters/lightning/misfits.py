@@ -155,7 +155,12 @@ def _visits(call: ast.Call) -> loaders.Visits | None:
     stated = {name: value for name, value in given.items() if not _is(value, None)}
     if "batch_sampler" in stated:
         batches = stated["batch_sampler"]
-        return loaders.Visits("", _called(batches)) if isinstance(batches, ast.Call) else None
+        if not isinstance(batches, ast.Call):
+            return None
+        if _called(batches) != "BatchSampler":
+            return loaders.Visits("", _called(batches))
+        named = [each.value for each in batches.keywords if each.arg == "sampler"]
+        stated["sampler"] = [*batches.args, *named, batches][0]
     if "sampler" in stated:
         sampler = stated["sampler"]
         if not isinstance(sampler, ast.Call) or (_called(sampler) == "RandomSampler" and sampler.keywords):
