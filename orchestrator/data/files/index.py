@@ -113,7 +113,7 @@ def _chosen(named: str, reader: str | None, names: Sequence[str]) -> tuple[str, 
 
 def _described(place: Place, name: str, at: str, read: Callable[..., Any], told: int | None) -> File:
     """at: where it is, "" for at its name; told: how many samples another list says it has. Its last sample is read: then it
-    is whole."""
+    is whole. All are where that tells more, as of lines, which have a `check`."""
     with temporary.folder() as scratch:
         file = scratch / "copy" if place.folder is None else place.folder / (at or name)
         size, digest = _hashed(place, at or name, file)
@@ -122,7 +122,9 @@ def _described(place: Place, name: str, at: str, read: Callable[..., Any], told:
             count = len(samples)
             if told not in (None, count):
                 raise ValueError(f"has {count} samples; {INDEX} says {told}")
-            if count:
+            if hasattr(samples, "check"):
+                samples.check()
+            elif count:
                 samples[count - 1]
             samples.close()
         except OrchestratorError:

@@ -50,13 +50,8 @@ _NOT_THEIRS: Final = frozenset(
 _CONTENT: Final = "cell_contents"  # of a cell
 _FLAG: Final = "requires_grad"  # of a parameter
 _BY_NAME = (type, types.CellType, torch.nn.Parameter)  # whose attributes are set one by one
-_CODE = (
-    types.FunctionType,
-    staticmethod,
-    classmethod,
-    property,
-    type,
-)  # most of a module and of a class; rarely exchanged
+# Most of a module and of a class; rarely exchanged.
+_CODE = (types.FunctionType, types.ModuleType, staticmethod, classmethod, property, type)
 # Left as they are: a file may have been closed since, and a module is imported once.
 _HANDLES = (io.IOBase, types.ModuleType, threading.Thread, concurrent.futures.Executor)
 _ARRAYS = (torch.Tensor, numpy.ndarray)

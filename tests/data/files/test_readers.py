@@ -128,6 +128,13 @@ def test_empty_lines_of_any_system_are_no_samples(tmp_path: Path) -> None:
             assert [lines[number] for number in range(len(lines))] == [int(each) for each in content.split()]
 
 
+def test_a_line_that_is_not_json_is_refused_when_it_is_listed(tmp_path: Path) -> None:
+    """It would end a run after hours."""
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n{"x": \n{"x": 3}\n')
+    with refused("data.index-file", "sample 1"):
+        index(str(tmp_path), None, {})
+
+
 @given(st.lists(st.sampled_from(["1", "22", ""]), max_size=9), st.integers(1, 4))
 def test_lines_are_found_across_the_pieces_that_are_looked_through(lines: list[str], piece: int) -> None:
     with temporary.folder() as folder, pytest.MonkeyPatch.context() as patched:

@@ -55,6 +55,11 @@ class _Lines:
         except ValueError as error:
             raise ValueError(f"has a line that is not JSON, sample {number}: {error}") from error
 
+    def check(self) -> None:
+        """Raises ValueError for a line that is not JSON."""
+        for number in range(len(self)):
+            self[number]
+
     def close(self) -> None:
         self._bytes = b""
 
