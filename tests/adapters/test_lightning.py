@@ -321,6 +321,34 @@ class AtTheEnd(Lit):
         self.log("hits", self.hits.compute())
 
 
+class Gathering(Lit):
+    """Lightning's own pattern since its version 2, and counts of two kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outs: list[Any] = []
+        self.right, self.rows, self.seen = 0, {"all": 0}, list[int]()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.outs.append(self._loss(batch))
+        self.right += 1
+        self.rows["all"] = self.rows["all"] + len(batch)
+        self.seen.append(batch_idx)
+        self._look(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self._look(self.layer.weight)
+        self.log("mean", torch.stack(self.outs).mean())
+        self.log("share", self.right / self.rows["all"])
+        self.outs.clear()
+        self.seen.clear()
+        self.right = 0
+
+    def _look(self, what: Any) -> Any:
+        self.looked = what
+        return self.looked
+
+
 class NeedsWidth(Lit):
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -336,6 +364,7 @@ CODES = {
     "Asking": "use",
     "Median": "reduction",
     "AtTheEnd": "metric-at-the-end",
+    "Gathering": "gathered",
     "NeedsWidth": "args",
     "Nothing": "no-training-step",
 }
@@ -349,6 +378,7 @@ CODES = {
         ("Asking", ["self.logger", "self.trainer.limit_val_batches"]),
         ("Median", ["'middle'"]),
         ("AtTheEnd", ["self.hits"]),
+        ("Gathering", ["self.outs", "self.right", "self.rows"]),
         ("NeedsWidth", ["width"]),
         ("Nothing", ["training_step"]),
     ],

@@ -97,6 +97,7 @@ def of_module(module: Reading, name: str, *, has_data: bool) -> Iterator[str]:
     yield from _uses(module, name)
     yield from _reductions(module, name)
     yield from _at_the_end(module, name)
+    yield from _gathered(module, name)
 
 
 def of_data(data: Reading, name: str) -> Iterator[str]:
@@ -262,3 +263,54 @@ def _at_the_end(module: Reading, name: str) -> Iterator[str]:
             f"pipeline.target: on_validation_epoch_end of {name} takes {what} over all batches; log it in validation_step, "
             f"as self.log(NAME, {what}), and its value over all batches is recorded",
         )
+
+
+def _gathered(module: Reading, name: str) -> Iterator[str]:
+    """Attributes that validation_step fills, each worker that of its own batches, and that on_validation_epoch_end reads of a
+    model that has seen none."""
+    at_the_end = module.through("on_validation_epoch_end")
+    shared = {function.name for function in at_the_end}  # such a helper fills them there, too
+    filled = {
+        used.attr
+        for function in module.through("validation_step")
+        if function.name not in shared
+        for used in _filled(function)
+    }
+    read = {used.attr for function in at_the_end for used in _read(function)}
+    for what in sorted(filled & read):
+        yield coded(
+            "lightning.gathered",
+            f"pipeline.target: on_validation_epoch_end of {name} reads self.{what}, which validation_step fills on the workers "
+            "that compute its batches; log the numbers of each batch by self.log in validation_step, and their values over all "
+            "batches are recorded; pictures are of samples that the hook chooses itself",
+        )
+
+
+def _filled(function: ast.AST) -> Iterator[ast.Attribute]:
+    """Each `self.name` that it sets or adds to."""
+    for node in ast.walk(function):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("append", "extend")
+        ):
+            part: ast.AST = node.func.value
+        elif isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+            part = node
+        else:
+            continue
+        while isinstance(part, ast.Subscript):
+            part = part.value
+        yield from (used for used in uses_of_self(part) if used is part)
+
+
+def _read(function: ast.AST) -> Iterator[ast.Attribute]:
+    """Each `self.name` of which it takes more than `self.name.clear()`."""
+    cleared = [
+        node.func.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "clear"
+    ]
+    for used in uses_of_self(function):
+        if isinstance(used.ctx, ast.Load) and used not in cleared:
+            yield used
