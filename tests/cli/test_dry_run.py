@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ import torch
 from orchestrator.config.plan import Plan
 from orchestrator.config.resolve import resolve
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages
+from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.dry_run import DryRun, dry_run
+from orchestrator.driver.launch.launch import launch
 from orchestrator.driver.launch.memory_plan import planned as memory_planned
 from orchestrator.driver.launch.memory_plan import refuse_crowded_cards, refuse_what_exceeds
 from orchestrator.driver.launch.repeated import Repeated
 from orchestrator.driver.preflight import visible_cards
+from orchestrator.driver.run.job import Job
 from orchestrator.numerics.layout import Layout as SlotLayout
 from orchestrator.provenance.environment.cards import Card, CardsUnknown
+from orchestrator.provenance.tracking import Store
 from orchestrator.provenance.tracking.asking import ask
 from orchestrator.worker.model.construction import Rehearsal, rehearse
 from orchestrator.worker.pipeline_parallel.rehearsal import CutRehearsal
@@ -117,6 +122,21 @@ def test_a_plan_refuses_records_that_a_launch_refuses(
     with refused(code, "none"):
         dry_run(settings_for(pipelines.Small, Layout(1)), repeated)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_a_deleted_experiment_is_told_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store(None, project_folder(tmp_path))
+    settings = settings_for(pipelines.Small, Layout(1))
+    store.client.delete_experiment(store.experiment(settings.run.experiment))
+    monkeypatch.setattr(Job, "complete", lambda *_: pytest.fail("it was started"))
+    for act in (dry_run, partial(launch, origins={})):
+        with refused("mlflow.experiment-deleted", store.uri):
+            act(settings)
 
 
 @pytest.mark.slow

@@ -15,12 +15,13 @@ from orchestrator.common.values import Steps
 from orchestrator.config.plan import Plan
 from orchestrator.config.settings import Settings
 from orchestrator.controller.shard_assignment import assign_columns, assign_stages
+from orchestrator.driver import folders
 from orchestrator.driver.launch.memory_plan import planned
 from orchestrator.driver.launch.rehearsal import rehearse
 from orchestrator.driver.launch.repeated import NOTHING, Repeated
 from orchestrator.driver.preflight import begin
 from orchestrator.driver.report.layout import layout
-from orchestrator.provenance.tracking.asking import ask
+from orchestrator.provenance.tracking.asking import ask, refuse_deleted
 from orchestrator.records import input_audit
 from orchestrator.worker.footprint import Needed
 from orchestrator.worker.pipeline_parallel.footprint import preparing_bytes
@@ -176,6 +177,7 @@ def dry_run(settings: Settings, repeated: Repeated = NOTHING, *, trusted: bool =
     settings = begin.all_pinned(settings, Path.cwd(), trusted=trusted)
     found = rehearse(settings, Path.cwd(), repeated, cards_elsewhere=settings.cluster.gpu_gb is not None)
     ask(settings.tracking.uri)
+    refuse_deleted(settings.tracking.uri, Path.cwd() / folders.NAME, settings.run.experiment)
     provenance, built = found.provenance, found.built
     inputs = [{"path": each.path, "md5": each.md5, "keeper": each.keeper} for each in provenance.inputs]
     notes = [*provenance.notes, *built.notes, *input_audit.notes(found.read)]

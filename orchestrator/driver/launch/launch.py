@@ -27,6 +27,7 @@ from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import SegmentProgress, for_stream
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.provenance.tracking import KIND
+from orchestrator.provenance.tracking.asking import refuse_deleted
 
 
 def launch(
@@ -62,6 +63,8 @@ def launch(
     if beside is not None:
         beside.check(provenance)
     folder = project_folder(project) if beside is None else beside.folder
+    if beside is None:
+        refuse_deleted(settings.tracking.uri, folder, settings.run.experiment)
     display = for_stream() if beside is None else beside.display
     display = display if plan.segments is None else SegmentProgress(display, plan.segments.ranges)
     posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)

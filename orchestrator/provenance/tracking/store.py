@@ -239,11 +239,7 @@ class Store:
                 if found is None:
                     raise
         if found.lifecycle_stage == "deleted":
-            raise ConfigurationError(
-                [f"run.experiment: {name} is deleted in {self.shown}"],
-                f"take another name, or bring it back: mlflow experiments restore --experiment-id {found.experiment_id}",
-                code="mlflow.experiment-deleted",
-            )
+            raise store_errors.experiment_deleted(self.uri, name, found.experiment_id)
         if _KIND[0] not in found.tags:  # of an older version, or made by hand; a kind that somebody chose stays
             self.client.set_experiment_tag(found.experiment_id, *_KIND)
         return str(found.experiment_id)
@@ -333,7 +329,7 @@ class Store:
             command = of_experiment if stage.experiment == "deleted" else f"runs restore --run-id {run_id}"
             raise UsageError(
                 f"run {run_id} is deleted in {self.shown}",
-                f"bring it back: mlflow {command}",
+                f"bring it back: {store_errors.restoring(self.uri, command)}",
                 code="mlflow.run-deleted",
             )
         if stage.run:

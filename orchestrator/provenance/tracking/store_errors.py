@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,21 @@ _OF_ANY_REQUEST = frozenset({401, 407, 408, 425, 429, 502, 503, 504})
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # answers that may be others in a moment
 _ANOTHER_USER = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of a user who may"
 _BROKEN = ("RemoteDisconnected", "Connection reset by peer", "IncompleteRead")
+
+
+def experiment_deleted(uri: str, name: str, experiment_id: str) -> ConfigurationError:
+    """The refusal to record a run in an experiment that was deleted."""
+    command = restoring(uri, f"experiments restore --experiment-id {experiment_id}")
+    return ConfigurationError(
+        [f"run.experiment: {name} is deleted in {redaction.text(uri)}"],
+        f"take another name, or bring it back: {command}",
+        code="mlflow.experiment-deleted",
+    )
+
+
+def restoring(uri: str, command: str) -> str:
+    """The command of MLflow's own program for this store: without the variable it opens one of the present folder."""
+    return f"MLFLOW_TRACKING_URI={shlex.quote(redaction.text(uri))} mlflow {command}"
 
 
 @contextmanager

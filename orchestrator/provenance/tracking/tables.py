@@ -64,6 +64,13 @@ def stage(database: Path, run_id: str) -> Stage | None:
     return _read(database, found)
 
 
+def experiment(database: Path, name: str) -> tuple[str, str] | None:
+    """The id and MLflow's lifecycle stage of the experiment of this name; None also where there is none."""
+    query = "select experiment_id, lifecycle_stage from experiments where name = ?"
+    row = _read(database, lambda connection: connection.execute(query, (name,)).fetchone())
+    return None if row is None else (str(row[0]), row[1])
+
+
 def running(database: Path, experiment_id: str, tag: str, value: str) -> dict[str, dict[str, str]] | None:
     """The tags of those of an experiment that say RUNNING and have this one, by run; None as above."""
     return _asked(

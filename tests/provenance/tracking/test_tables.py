@@ -17,6 +17,7 @@ import pytest
 from orchestrator.driver.folders import RunFolder, is_driven
 from orchestrator.experiments.listing import runs, table
 from orchestrator.provenance.tracking import Store, identity_of_process, tables
+from orchestrator.provenance.tracking.asking import refuse_deleted
 from orchestrator.provenance.tracking.store import BOOT, HOST, KIND, PID
 from tests.refusals import refused
 
@@ -98,7 +99,7 @@ def test_a_name_that_no_run_has_is_refused_alike_with_mlflow_and_without(
     wanted = {
         "nope": ("mlflow.no-such-run", "nope"),
         foreign: ("mlflow.other-run", foreign),
-        deleted: ("mlflow.run-deleted", f"mlflow runs restore --run-id {deleted}"),
+        deleted: ("mlflow.run-deleted", f"MLFLOW_TRACKING_URI={store.uri} mlflow runs restore --run-id {deleted}"),
         of_gone: ("mlflow.run-deleted", f"mlflow experiments restore --experiment-id {gone.experiment_id}"),
     }
     for stage in (tables.stage, lambda *_: None):
@@ -109,6 +110,22 @@ def test_a_name_that_no_run_has_is_refused_alike_with_mlflow_and_without(
     store.client.restore_run(of_gone)  # which leaves its experiment deleted
     with refused("mlflow.run-deleted", "mlflow experiments restore"):
         store.find(of_gone)
+
+
+def test_a_deleted_experiment_is_refused_alike_before_a_store_is_opened_and_after(store: Store) -> None:
+    gone = store.client.get_experiment_by_name("gone")
+    assert gone is not None
+    command = f"MLFLOW_TRACKING_URI={store.uri} mlflow experiments restore --experiment-id {gone.experiment_id}"
+    for refuse in (
+        store.experiment,
+        partial(refuse_deleted, None, store.folder),
+        partial(refuse_deleted, store.uri, Path()),
+    ):
+        with refused("mlflow.experiment-deleted", command):
+            refuse("gone")
+    for name in ("first", "no such"):
+        refuse_deleted(None, store.folder, name)
+    refuse_deleted(None, store.folder / "without a store", "gone")
 
 
 def test_tables_of_another_version_and_damaged_ones_are_left_to_mlflow(store: Store, tmp_path: Path) -> None:
