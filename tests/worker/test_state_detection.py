@@ -165,6 +165,15 @@ def test_untrained_parameters_are_found_and_no_value_is_read(monkeypatch: pytest
     assert untrained({"pipeline": pipeline, "model": model}, model) == ["pipeline.net.weight", "pipeline.net.bias"]
 
 
+def test_an_untrained_tensor_that_requires_a_gradient_is_found() -> None:
+    """As a factor of a loss that is to be learned, kept in the pipeline and not as a Parameter."""
+    pipeline: Any = Pipeline()
+    model = nn.Linear(2, 2)
+    pipeline.factors = [torch.zeros(2, requires_grad=True), torch.ones(2)]
+    (model(torch.ones(1, 2)) * pipeline.factors[0]).sum().backward()
+    assert untrained({"pipeline": pipeline, "model": model}, model) == ["pipeline.factors[0]"]
+
+
 def test_the_closures_of_hooks_are_looked_at() -> None:
     pipeline = Pipeline()
     hooked(pipeline)

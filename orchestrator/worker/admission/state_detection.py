@@ -121,7 +121,8 @@ def holders_and_weights(roots: Mapping[str, Any], model: torch.nn.Module) -> Fou
 
 
 def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
-    """The places of parameters outside of the model that have a gradient, which nobody applies."""
+    """The places of parameters, and of tensors that are to be some, outside of the model that have a gradient, which nobody
+    applies."""
     return _walked(roots, model, gathers=True, hashes=False).untrained
 
 
@@ -308,7 +309,7 @@ class _Walk:
             self.private[f"{place}.{name}"] = owner, name
 
     def _hash(self, place: str, array: Any, *, is_state: bool) -> None:
-        if isinstance(array, torch.nn.Parameter):
+        if isinstance(array, torch.Tensor):
             self._judge(place, array)
         if not self._hashes:
             return
