@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from orchestrator.worker.admission import state_detection
+from orchestrator.worker.admission.beginning import Beginning
 from orchestrator.worker.admission.state_detection import another, grown, look, untrained
 
 
@@ -213,6 +214,25 @@ def test_a_generator_without_a_state_is_none() -> None:
     pipeline = Pipeline()
     pipeline.meter = random.SystemRandom()  # type: ignore[assignment]
     assert looks(pipeline, lambda each: each.meter.random()) == {}  # type: ignore[attr-defined]
+
+
+def test_a_linked_list_is_looked_at_as_far_as_python_may_go() -> None:
+    first: Any = None
+    for _ in range(5000):
+        first = [first]
+    pipeline = Pipeline()
+    before = look({"pipeline": pipeline}, pipeline.net)
+    pipeline.table[0] = first
+    assert set(look({"pipeline": pipeline}, pipeline.net)) > set(before)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch warns once in a process
+def test_a_nested_tensor_is_no_number() -> None:
+    pipeline = Pipeline()
+    before = set(look({"pipeline": pipeline}, pipeline.net))
+    pipeline.average = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    assert set(look({"pipeline": pipeline}, pipeline.net)) == before - {"pipeline.average"}
+    Beginning({"pipeline": pipeline}, pipeline.net, {}).changed()
 
 
 def test_what_a_packages_object_keeps_is_named_and_no_state() -> None:

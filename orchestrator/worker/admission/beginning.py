@@ -225,7 +225,7 @@ class _Parts:
                 self.copies.append((part, _copy(part)))
             elif is_small:
                 self.arrays.append((part, _copy(part)))
-            elif not is_array and not part.is_inference() and (part.shape, part.dtype) in shapes and _has_memory(part):
+            elif not is_array and not part.is_inference() and _has_memory(part) and (part.shape, part.dtype) in shapes:
                 self.weights.append((place, part))
             elif not is_array and not part.is_inference():
                 self.versions.append((part, part._version))
@@ -256,7 +256,7 @@ def _is_own(part: Any, theirs: Set[int]) -> bool:
 
 def _has_memory(tensor: torch.Tensor) -> bool:
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-    return is_plain and not (tensor.is_meta or tensor.is_quantized)
+    return is_plain and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
 
 
 def _contents(container: Any) -> Any:

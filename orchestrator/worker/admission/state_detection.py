@@ -43,6 +43,7 @@ from orchestrator.optim import aside
 
 _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 100
+_DEEPEST = 100  # objects within each other; as of a linked list, at whose end nothing is looked at
 _MOST_ELEMENTS = 2**20  # of an array
 _ALL_ELEMENTS = 2**26  # of the arrays that are looked at
 _OPAQUE = (type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
@@ -193,6 +194,7 @@ class _Walk:
         self._seen: dict[int, Any] = {}
         self._classes: set[type] = set()
         self._elements = 0
+        self._depth = 0
 
     def through(self, place: str, value: Any, counts: int, *, near: bool) -> None:
         """Look through an object for state, and note it. counts: what here is the pipeline's own; near: whether the user's code
@@ -203,9 +205,14 @@ class _Walk:
             if counts:
                 self.found[place] = True, repr(value).encode()
             return
-        if id(value) in self._seen or len(self._seen) > _MOST_OBJECTS:
+        if id(value) in self._seen or len(self._seen) > _MOST_OBJECTS or self._depth >= _DEEPEST:
             return
         self._seen[id(value)] = value
+        self._depth += 1
+        self._within(place, value, counts, near=near)
+        self._depth -= 1
+
+    def _within(self, place: str, value: Any, counts: int, *, near: bool) -> None:
         if isinstance(value, _CONTAINERS):
             base = next(each for each in _CONTAINERS if isinstance(value, each))
             if counts == _ALL and not self._gathers:
@@ -374,7 +381,7 @@ def _state(generator: Any) -> bytes:
 def _content(array: Any) -> bytes | None:
     """A hash of an array's elements. None if they are not numbers in strided memory; an array on a GPU is copied."""
     if isinstance(array, torch.Tensor):
-        if array.layout != torch.strided or array.is_meta or array.is_quantized:
+        if array.layout != torch.strided or array.is_meta or array.is_quantized or array.is_nested:
             return None
         array = bytes_of(array.cpu()).numpy()
     elif array.dtype.hasobject:
