@@ -210,6 +210,12 @@ class Scripted(Numbered):
             return nn.Sequential(nn.Linear(FEATURES, CLASSES), script(nn.Identity()))
 
 
+class Exported(Numbered):
+    def model(self) -> nn.Module:
+        program = torch.export.export(nn.Linear(FEATURES, CLASSES), (torch.ones(2, FEATURES),))
+        return nn.Sequential(program.module())
+
+
 class LazyBuffer(Numbered):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.LazyBatchNorm1d(affine=False))

@@ -97,6 +97,7 @@ PREPARING = [
     Fault(f.DoublePrecision, PipelineRaised, ("'1.weight'", "torch.float64", "torch.float32")),
     Fault(f.LazyParameter, PipelineRaised, ("parameter '0.weight'", "no shape")),
     Fault(f.Scripted, PipelineRaised, ("the module '1'", "TorchScript")),
+    Fault(f.Exported, PipelineRaised, ("the module '0'", "torch.export", "load_state_dict")),
     Fault(f.LazyBuffer, PipelineRaised, ("buffer '1.running_mean'", "no shape")),
     Fault(f.MetaDevice, PipelineRaised, ("parameter 'weight'", "meta")),
     Fault(f.SharedStorage, PipelineRaised, ("'0.weight' and '1.weight'", "share memory")),

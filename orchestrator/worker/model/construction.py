@@ -55,6 +55,7 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
         )
     with naming("reading the model's layers"):
         refusals.refuse_clashes(model)
+        refusals.refuse_exported(model)
     if not (isinstance(pipeline, Adapted) and pipeline.sets_modes):
         with naming("train() of the model"):
             model.train()

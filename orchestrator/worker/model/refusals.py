@@ -38,6 +38,22 @@ def refuse_clashes(model: torch.nn.Module) -> None:
                 )
 
 
+def refuse_exported(model: torch.nn.Module) -> None:
+    """Raises PipelineRaised for a module of torch.export that cannot be set to training. torchao may have taught it."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.fx.GraphModule) and "train" in vars(module):
+            try:
+                module.train(module.training)
+            except NotImplementedError:
+                what = f"the module {name!r}" if name else "the model"
+                raise PipelineRaised(
+                    f"{what} is a program of torch.export, which can be set neither to training nor to evaluation",
+                    "have model() build it of its class, and load the weights: model.load_state_dict(program.state_dict); a "
+                    "trained model can be exported",
+                    code="model.exported-program",
+                ) from None
+
+
 def _parameters(method: Any) -> str:
     return (
         f"({', '.join(inspect.signature(method).parameters)})" if callable(method) else f", a {type(method).__name__},"
