@@ -413,6 +413,7 @@ def test_a_buffer_without_a_rule_is_told_with_what_to_write() -> None:
     assert 'def buffers(self): return {"calls": "mean"}; "first" for a queue' in str(
         end
     )  # whose mean would be no key at all
+    assert "docs/porting.md, a moving average of the weights" in str(end)  # as what counts the updates of one
 
 
 class Tied(p.Codebook):

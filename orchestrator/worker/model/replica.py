@@ -322,7 +322,8 @@ class Replica:
             raise PipelineRaised(
                 f"the buffer {name!r} of the model changed while a batch was computed",
                 "say by which rule shards share it, in the pipeline: def buffers(self): return "
-                + (f'{{"{name}": "mean"}}; "first" for a queue' if fits(MEAN, start) else f'{{"{name}": "first"}}'),
+                + (f'{{"{name}": "mean"}}; "first" for a queue' if fits(MEAN, start) else f'{{"{name}": "first"}}')
+                + "; no rule fits an average of weights, such as EMA: docs/porting.md, a moving average of the weights",
                 code="model.buffer-changed",
             )
 
