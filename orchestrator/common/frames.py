@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,35 +48,34 @@ def _top(name: str) -> str:
 
 
 def modules_of_project(names: Iterable[str]) -> dict[str, types.ModuleType]:
-    """The modules of the user's in the packages of these; and all others in the folders where these lie, and what they import
-    lies. A folder into which pip has installed packages gives no other ones."""
+    """Those of these modules that are the user's, and all of the user's that they import, and those import."""
     theirs = {name: each for name, each in list(sys.modules.items()) if is_users_module(name)}
-    packages = {_top(name) for name in names if name in theirs}
-    found = {name: each for name, each in theirs.items() if _top(name) in packages}
-    roots: set[Path] = set()
-    while new := {_root(name) for name in _imported(found) if name in theirs} - roots:
-        roots |= new
-        beside = tuple(f"{root}{os.sep}" for root in new if not any(root.glob("*.dist-info")))
-        found |= {name: each for name, each in theirs.items() if str(each.__file__).startswith(beside)}
+    found: dict[str, types.ModuleType] = {}
+    new = theirs.keys() & set(names)
+    while new:
+        found |= {name: theirs[name] for name in new}
+        new = {each for name in new for each in _imported(theirs[name])} & theirs.keys() - found.keys()
     return found
 
 
-def _imported(modules: Mapping[str, types.ModuleType]) -> Iterable[str]:
-    """The names of these modules, and of those whose code they refer to."""
-    for name, module in modules.items():
-        yield name
-        for value in list(vars(module).values()):
-            if isinstance(value, types.ModuleType):
-                yield value.__name__
-            elif isinstance(value, (type, types.FunctionType)):
-                yield value.__module__
+def _imported(module: types.ModuleType) -> Iterator[str]:
+    """The names of modules that it refers to, whose code it refers to, or that its functions may import."""
+    for value in list(vars(module).values()):
+        if isinstance(value, types.ModuleType):
+            yield value.__name__
+        elif isinstance(value, (type, types.FunctionType)):
+            yield value.__module__
+            own = [value, *vars(value).values()] if value.__module__ == module.__name__ else ()
+            for each in own:
+                if isinstance(each, types.FunctionType):
+                    yield from _named(each.__code__)
 
 
-def _root(name: str) -> Path:
-    """The folder in which a module's package lies, or the module."""
-    file = Path(str(sys.modules[name].__file__))
-    folders = file.parent.parents if file.stem == "__init__" else file.parents
-    return folders[min(name.count("."), len(folders) - 1)]
+def _named(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from _named(part)
 
 
 def variables_of(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

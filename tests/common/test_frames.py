@@ -12,22 +12,25 @@ import torch
 from orchestrator.common import frames
 
 
-def test_the_modules_of_a_project_are_those_where_its_packages_and_what_it_imports_lie(
+def test_the_modules_of_a_project_are_those_that_it_imports_but_for_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = f"of_{tmp_path.name}"
-    deep = f"import {of}_library\nfrom {of}_installed import number as other\nnumber = 1\n"
+    deep = (
+        f"import {of}_library\nfrom {of}_function import count\nfrom {of}_package import number as other\nnumber = 1\n"
+        f"class Pipeline:\n    def loss(self):\n        def inner():\n            import {of}_late\n"
+    )
     files = {
         "project": {
             f"{of}/__init__.py": "",
-            f"{of}/inner/__init__.py": "",
-            f"{of}/inner/deep.py": deep,
+            f"{of}/deep.py": deep,
             f"{of}_late.py": "",
+            f"{of}_function.py": f"import {of}_beneath\ndef count():\n    pass\n",
+            f"{of}_beneath.py": "",
+            f"{of}_apart.py": "",
         },
-        "project/lib/site-packages": {f"{of}_package.py": ""},
-        "library": {f"{of}_library.py": "", f"{of}_of_library.py": ""},
-        "installed": {f"{of}_installed.py": "number = 1\n", "of-1.0.dist-info/RECORD": ""},
-        "other": {f"{of}_other.py": ""},
+        "project/lib/site-packages": {f"{of}_package.py": "number = 1\n"},
+        "library": {f"{of}_library.py": ""},
     }
     for folder, texts in files.items():
         for name, text in texts.items():
@@ -35,19 +38,18 @@ def test_the_modules_of_a_project_are_those_where_its_packages_and_what_it_impor
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         monkeypatch.syspath_prepend(tmp_path / folder)
-    for name in (f"{of}.inner.deep", *(f"{of}_{name}" for name in ("late", "package", "of_library", "other"))):
+    for name in (f"{of}.deep", f"{of}_late", f"{of}_apart"):
         importlib.import_module(name)
-    project = {of, f"{of}.inner", f"{of}.inner.deep", f"{of}_late", f"{of}_library", f"{of}_of_library"}
-    for first in (of, f"{of}.inner", f"{of}.inner.deep", f"{of}_late"):
-        assert frames.modules_of_project([first, "json"]).keys() == project
-    assert frames.modules_of_project([f"{of}_other"]).keys() == {f"{of}_other"}
-    assert frames.modules_of_project([f"{of}_installed"]).keys() == {f"{of}_installed"}
+    imported = {f"{of}.deep", *(f"{of}_{name}" for name in ("late", "library", "function", "beneath"))}
+    assert frames.modules_of_project([f"{of}.deep", "json"]).keys() == imported
+    assert frames.modules_of_project([of]).keys() == {of, *imported}
+    assert frames.modules_of_project([f"{of}_apart"]).keys() == {f"{of}_apart"}
     assert not Path(torch.ops.__file__).is_absolute()  # a module that seems to be in no package
     assert frames.modules_of_project(["json", "torch", "builtins"]) == {}
-    variables = frames.variables_of({"deep": vars(sys.modules[f"{of}.inner.deep"])})
-    assert variables == {
-        f"deep.{name}": getattr(sys.modules[f"{of}.inner.deep"], name) for name in (f"{of}_library", "other", "number")
-    }
+    module = sys.modules[f"{of}.deep"]
+    variables = frames.variables_of({"deep": vars(module)})
+    names = (f"{of}_library", "count", "other", "number", "Pipeline")
+    assert variables == {f"deep.{name}": getattr(module, name) for name in names}
 
 
 def test_an_installed_package_is_the_users_once_it_is_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +58,7 @@ def test_an_installed_package_is_the_users_once_it_is_adopted(tmp_path: Path, mo
     folder = tmp_path / "site-packages"
     (folder / of).mkdir(parents=True)
     for name in ("__init__", "pipelines", "helper"):
-        (folder / of / f"{name}.py").write_text("")
+        (folder / of / f"{name}.py").write_text(f"import {of}.helper" if name == "pipelines" else "")
     (folder / "other-1.0.dist-info").mkdir()
     (folder / f"{of}_other.py").write_text("")
     monkeypatch.syspath_prepend(folder)

@@ -5,9 +5,10 @@ So nothing may follow from what an earlier step, an evaluation, or a schedule le
 alone. Within `restored` the objects refer to what they did before that step; what is computed there has to be the same.
 
 Attributes are looked at of the pipeline, and of other objects, layers, functions and classes that the user has written. So are
-those of objects of packages and of namespaces to which these refer. Variables of closures and of all imported modules of their
-project, hooks of layers, and defaults of functions are, too. Lists, dictionaries and sets there count with their items, and so
-do those within them. Open files, threads, pools of these and modules stay as they are.
+those of objects of packages and of namespaces to which these refer. Variables of closures, of the modules of pipeline and
+model and of those of the user's that these import, hooks of layers, and defaults of functions are, too. Lists, dictionaries
+and sets there count with their items, and so do those within them. Open files, threads, pools of these and modules stay as
+they are.
 
 A tensor, an array or a generator of random numbers that has been written in place gets its former content, wherever else it
 is referred to, and afterwards the present one again. This is so of small ones in memory of their own: in other memory may be

@@ -122,7 +122,8 @@ class PipelineAdapter:
         return held | variables_of({name: vars(sys.modules[name]) for name in names if is_users_module(name)})
 
     def user_modules(self) -> dict[str, dict[str, Any]]:
-        """The globals of the modules of the project that defines the classes of the pipeline and of its model."""
+        """The globals of the modules that define the classes of the pipeline and of its model, and of those of the user's that
+        these import."""
         names = {type(each).__module__: None for each in (self.pipeline, self.model)}
         return {name: vars(module) for name, module in modules_of_project(names).items()}
 
