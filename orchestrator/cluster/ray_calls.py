@@ -16,9 +16,14 @@ def not_set_up(error: BaseException) -> str:
     for another error."""
     from ray.exceptions import RuntimeEnvSetupError
 
-    if not isinstance(error, RuntimeEnvSetupError):
-        return ""
-    return f"Ray could not set up its process there: {(str(error).strip().splitlines() or [''])[-1].strip()}"
+    return (
+        f"Ray could not set up its process there: {last_line(error)}" if isinstance(error, RuntimeEnvSetupError) else ""
+    )
+
+
+def last_line(error: BaseException) -> str:
+    """The cause, which Ray tells behind all else."""
+    return (str(error).strip().splitlines() or [""])[-1].strip()
 
 
 def unless_gone(call: Callable[[], object], trouble: Callable[[], str | None]) -> None:

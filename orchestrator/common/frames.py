@@ -47,7 +47,7 @@ def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def modules_of_project(names: Iterable[str]) -> dict[str, types.ModuleType]:
+def imported_modules(names: Iterable[str]) -> dict[str, types.ModuleType]:
     """Those of these modules that are the user's, and all of the user's that they import, and those import."""
     theirs = {name: each for name, each in list(sys.modules.items()) if is_users_module(name)}
     found: dict[str, types.ModuleType] = {}

@@ -41,11 +41,11 @@ def test_the_modules_of_a_project_are_those_that_it_imports_but_for_packages(
     for name in (f"{of}.deep", f"{of}_late", f"{of}_apart"):
         importlib.import_module(name)
     imported = {f"{of}.deep", *(f"{of}_{name}" for name in ("late", "library", "function", "beneath"))}
-    assert frames.modules_of_project([f"{of}.deep", "json"]).keys() == imported
-    assert frames.modules_of_project([of]).keys() == {of, *imported}
-    assert frames.modules_of_project([f"{of}_apart"]).keys() == {f"{of}_apart"}
+    assert frames.imported_modules([f"{of}.deep", "json"]).keys() == imported
+    assert frames.imported_modules([of]).keys() == {of, *imported}
+    assert frames.imported_modules([f"{of}_apart"]).keys() == {f"{of}_apart"}
     assert not Path(torch.ops.__file__).is_absolute()  # a module that seems to be in no package
-    assert frames.modules_of_project(["json", "torch", "builtins"]) == {}
+    assert frames.imported_modules(["json", "torch", "builtins"]) == {}
     module = sys.modules[f"{of}.deep"]
     variables = frames.variables_of({"deep": vars(module)})
     names = (f"{of}_library", "count", "other", "number", "Pipeline")
@@ -64,7 +64,7 @@ def test_an_installed_package_is_the_users_once_it_is_adopted(tmp_path: Path, mo
     monkeypatch.syspath_prepend(folder)
     for name in (f"{of}.pipelines", f"{of}.helper", f"{of}_other"):
         importlib.import_module(name)
-    assert frames.modules_of_project([f"{of}.pipelines"]) == {}
+    assert frames.imported_modules([f"{of}.pipelines"]) == {}
     frames.adopt(f"{of}.pipelines")
-    assert frames.modules_of_project([f"{of}.pipelines"]).keys() == {of, f"{of}.pipelines", f"{of}.helper"}
+    assert frames.imported_modules([f"{of}.pipelines"]).keys() == {of, f"{of}.pipelines", f"{of}.helper"}
     assert not frames.is_users_module(f"{of}_other")

@@ -23,7 +23,7 @@ from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement import node_tree
 from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.reservation import Node, living_nodes
-from orchestrator.cluster.ray_calls import not_set_up
+from orchestrator.cluster.ray_calls import last_line, not_set_up
 from orchestrator.cluster.sessions import environment
 from orchestrator.common import temporary
 from orchestrator.common.tested_versions import RAY
@@ -160,9 +160,7 @@ class LateWorkspaces:
 
 def _foreign(expected: Tree, found: Tree | RayError) -> list[str]:
     if isinstance(found, RayError):
-        if why := not_set_up(found):
-            return [why]
-        return [f"orchestrator does not run there ({(str(found).strip().splitlines() or [''])[-1].strip()})"]
+        return [not_set_up(found) or f"orchestrator does not run there ({last_line(found)})"]
     return node_tree.foreign(expected, found)
 
 

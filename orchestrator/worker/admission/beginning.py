@@ -265,12 +265,8 @@ def _contents(container: Any) -> Any:
 
 
 def _copy(part: Any) -> Any:
-    if isinstance(part, random.Random):
-        return part.getstate()
-    if isinstance(part, numpy.random.Generator):
-        return part.bit_generator.state
-    if isinstance(part, (torch.Generator, numpy.random.RandomState)):
-        return part.get_state()
+    if state_detection.is_generator(part):
+        return state_detection.state_of(part)
     return part.clone() if isinstance(part, torch.Tensor) else part.copy()
 
 
@@ -292,10 +288,8 @@ def _same_content(part: Any, was: Any) -> bool:
         return bool(part.shape == was.shape and part.tobytes() == was.tobytes())
     if isinstance(part, torch.Tensor):
         return same_bits(part, was)
-    now = _copy(part)
-    if isinstance(now, torch.Tensor):  # of a torch.Generator; in host memory, so nobody waits for a card
-        return now.numpy().tobytes() == was.numpy().tobytes()  # type: ignore[no-any-return]
-    return now == was if isinstance(part, random.Random) else repr(now) == repr(was)
+    now, printed = state_detection.state_of(part), state_detection.printed
+    return now == was if isinstance(part, random.Random) else printed(now) == printed(was)
 
 
 def _print(weight: torch.Tensor) -> int:

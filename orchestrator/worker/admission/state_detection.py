@@ -223,7 +223,7 @@ class _Walk:
                     self._hold(f"{place}[{key!r}]", part)
                 self.through(f"{place}[{key!r}]", part, counts, near=near)
         elif is_generator(value):
-            self.found[place] = True, _state(value)
+            self.found[place] = True, printed(state_of(value))
         elif isinstance(value, (torch.Tensor, numpy.ndarray)):
             self._hash(place, value, is_state=counts == _ALL)
         elif isinstance(value, type):
@@ -368,14 +368,20 @@ def _items(container: Any, base: Any) -> Iterator[tuple[Any, Any]]:
         yield from list(dict.items(container)) if base is dict else list(enumerate(base.__iter__(container)))
 
 
-def _state(generator: Any) -> bytes:
+def state_of(generator: Any) -> Any:
+    """The state to which a generator of random numbers can be set again."""
     if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
+        return generator.get_state()
     if isinstance(generator, random.Random):
-        return repr(generator.getstate()).encode()
+        return generator.getstate()
     if isinstance(generator, numpy.random.Generator):
-        return repr(generator.bit_generator.state).encode()
-    return repr(generator.get_state(legacy=False)).encode()
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def printed(state: Any) -> bytes:
+    """The state of a generator as bytes; that of torch's lies in host memory, so nobody waits for a card."""
+    return state.numpy().tobytes() if isinstance(state, torch.Tensor) else repr(state).encode()
 
 
 def _content(array: Any) -> bytes | None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from orchestrator.adapters.adapted import Adapted
-from orchestrator.common.frames import adopt, is_users_module, modules_of_project, variables_of
+from orchestrator.common.frames import adopt, imported_modules, is_users_module, variables_of
 from orchestrator.config.plan import Data, Plan, Run
 from orchestrator.data import mixture
 from orchestrator.data.fetching import fetch
@@ -124,8 +124,8 @@ class PipelineAdapter:
     def user_modules(self) -> dict[str, dict[str, Any]]:
         """The globals of the modules that define the classes of the pipeline and of its model, and of those of the user's that
         these import."""
-        names = {type(each).__module__: None for each in (self.pipeline, self.model)}
-        return {name: vars(module) for name, module in modules_of_project(names).items()}
+        names = {type(self.pipeline).__module__, type(self.model).__module__}
+        return {name: vars(module) for name, module in imported_modules(names).items()}
 
     def why_not_recorded(self, *, asks_step: bool) -> str:
         """Why a micro-batch's passes depend on more than the batch; empty where they do not. asks_step: whether recordings know
