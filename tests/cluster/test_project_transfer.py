@@ -9,11 +9,13 @@ import pytest
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from orchestrator.cluster.actors.members import ActorPlacement
-from orchestrator.cluster.placement import project_transfer
+from orchestrator.cluster.placement import node_tree, project_transfer
 from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.project_transfer import LateWorkspaces, Project, Workspace
 from orchestrator.cluster.placement.reservation import Node
 from orchestrator.common.tested_versions import RAY, Tried
+from orchestrator.provenance.data import hashing
+from orchestrator.provenance.environment import packages
 from tests.refusals import refused
 
 FAR = Node("a" * 56, "10.0.0.1", {"CPU": 4.0})
@@ -77,3 +79,18 @@ def test_a_node_without_room_for_a_copy_is_told_by_what_ray_said_last() -> None:
     with refused("ray.nodes-differ") as caught:
         project_transfer._refuse({FAR.id: [told]}, {FAR.id: FAR})
     assert "room in the folder of Ray" in str(caught.value.remedy)
+
+
+def test_a_node_whose_user_may_not_read_the_folder_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused, and called one on which orchestrator does not run. Such is a home folder, or one of NFS for its root."""
+    expected = Tree({"pipes.py": "1"}, {"data.csv": "2"}, packages.own_sha256(), {})
+    monkeypatch.setattr(node_tree, "_versions", dict)
+
+    def scan(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "data.csv").touch()
+    monkeypatch.setattr(hashing, "scan", scan)
+    there = Tree(**project_transfer._look(str(tmp_path), ["data.csv"]))
+    assert project_transfer._foreign(expected, there) == []
+    assert project_transfer._wrong(expected, there) == [f"{tmp_path / 'data.csv'} may not be read by the user there"]

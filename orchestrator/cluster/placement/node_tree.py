@@ -34,10 +34,13 @@ class Tree:
     inputs: Mapping[str, str | None]
     package: str
     versions: Mapping[str, str]
+    # what the user there may not read of the project or its data, such as a home folder; nothing else of them is known then
+    unreadable: str | None = None
 
 
 def capture(project: Path, inputs: Iterable[str], *, git: bool = True) -> Tree:
-    """The tree as it is on this machine. git: False for a copy, which holds nothing but what was packed."""
+    """The tree as it is on this machine. git: False for a copy, which holds nothing but what was packed. Raises
+    PermissionError."""
     names = list(inputs)
     found = {name: hashing.scan(project / name).md5 if (project / name).exists() else None for name in names}
     files = (
@@ -46,6 +49,11 @@ def capture(project: Path, inputs: Iterable[str], *, git: bool = True) -> Tree:
         else None
     )
     return Tree(files, found, packages.own_sha256(), _versions())
+
+
+def closed(path: str) -> Tree:
+    """The tree of a node whose user may not read this path of the project."""
+    return Tree(None, {}, packages.own_sha256(), _versions(), path)
 
 
 def listing(project: Path, inputs: Iterable[str], *, git: bool = True) -> list[str]:
@@ -58,6 +66,8 @@ def listing(project: Path, inputs: Iterable[str], *, git: bool = True) -> list[s
 
 def differences(expected: Tree, tree: Tree) -> list[str]:
     """The parts of the project and its data that are not as expected, one phrase for each path."""
+    if tree.unreadable is not None:
+        return [f"{tree.unreadable} may not be read by the user there"]
     if tree.files is None:
         return ["the folder is missing"]
     assert expected.files is not None

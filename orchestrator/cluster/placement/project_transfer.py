@@ -213,7 +213,12 @@ def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> di
 
 def _look(project: str | None, inputs: list[str]) -> dict[str, Any]:
     """The tree of this node; runs on the node."""
-    return asdict(node_tree.capture(Path.cwd() if project is None else Path(project), inputs, git=project is not None))
+    folder = Path.cwd() if project is None else Path(project)
+    try:
+        tree = node_tree.capture(folder, inputs, git=project is not None)
+    except PermissionError as error:
+        tree = node_tree.closed(str(error.filename))
+    return asdict(tree)
 
 
 def _upload(project: Project, nodes: Iterable[Node]) -> str:
