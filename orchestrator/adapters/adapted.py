@@ -33,12 +33,16 @@ class Adapted(Pipeline):
     plateau: Mapping[str, Any] | None = None
     sets_modes = False  # whether layers that are built in evaluation mode stay in it
     follows_settings = False  # whether the rate is that of the settings, though there is a rate()
+    asks_step = False  # whether parts of the model may ask for the step, though the pipeline's `loss` does not take it
     validation_batch = 0  # the number of the validation batch that is looked at, in the order of the validation set
 
     def begin(self, course: Course) -> list[str]:  # noqa: ARG002
         """Called before `optimizer`, and in a worker after `datasets`. Returns what a person is to know of the data, a sentence
         each. Raises PipelineRaised for what does not go with the settings."""
         return []
+
+    def at(self, step: int) -> None:
+        """Called before each loss, with the updates that the model has had."""
 
     def notes(self) -> list[str]:
         """For a person who launches it, a sentence each. Nothing has been read yet."""

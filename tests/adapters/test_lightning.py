@@ -39,10 +39,11 @@ from orchestrator.data.fetching import fetch
 from orchestrator.errors import Inconsistent, code_of
 from orchestrator.optim.patience import MonitoredMetric, Patience
 from orchestrator.optim.schedules import Moment, build
-from orchestrator.pipeline import REDUCED, defines
+from orchestrator.pipeline import REDUCED, defines, takes_step
 from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.between_steps.evaluation import means_of
 from orchestrator.worker.model import construction
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from tests.adapters import standin
 from tests.adapters.standin import Data, Hits, Lit, Metric
 from tests.refusals import refused
@@ -857,3 +858,83 @@ def test_what_knows_its_device_is_told_another_one_once() -> None:
         devices.tell(model, there)
     assert (model.device, metric.device, metric.moves) == (there, there, 1)
     assert model.layer.weight.device.type == "cpu"
+
+
+def steps_taken(module: Any) -> float:
+    return float(module.trainer.global_step)
+
+
+class ByIndex(Lit):
+    def training_step(self, batch: Any, number: int) -> Any:
+        return 0 * self._loss(batch) + number
+
+
+class ByAll(Lit):
+    def training_step(self, *args: Any) -> Any:
+        batch, number = args
+        return 0 * self._loss(batch) + number
+
+
+class ByFunction(Lit):
+    def training_step(self, batch: Any, _: int) -> Any:
+        return 0 * self._loss(batch) + steps_taken(self)
+
+
+class ByProperty(Lit):
+    @property
+    def weight(self) -> float:
+        return float(self.trainer.global_step)
+
+    def training_step(self, batch: Any, _: int) -> Any:
+        return 0 * self._loss(batch) + self.weight
+
+
+class Part(_DeviceDtypeModuleMixin):
+    trainer: Any = None
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        return 0 * loss + float(self.trainer.global_step)
+
+
+class ByBase(ByFunction):
+    def training_step(self, batch: Any, _: int) -> Any:
+        return super().training_step(batch, 0)
+
+
+class ByPart(Part, Lit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "trainer":  # as Lightning's own property hands it on
+            self.part.trainer = value
+        super().__setattr__(name, value)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return Lit.forward(self, inputs)
+
+    def training_step(self, batch: Any, _: int) -> Any:
+        found: torch.Tensor = self.part(self._loss(batch))
+        return found
+
+
+@pytest.mark.parametrize("kind", [ByIndex, ByAll, ByFunction, ByProperty, ByBase, ByPart])
+def test_steps_are_counted_however_a_module_asks_and_no_recording_is_made_of_one_that_does(kind: Any) -> None:
+    run = train(kind, optimizer=None, data_module=DATA, shards=1, steps=6)
+    in_epoch = kind in (ByIndex, ByAll)
+    assert run.losses == [step % 4 if in_epoch else step for step in range(6)]
+    plan = resolve(settings_for(kind, optimizer=None, data_module=DATA))
+    adapter = PipelineAdapter(find(plan.run.pipeline), plan.run, plan.data)
+    assert adapter.why_not_recorded(asks_step=True) == "loss() takes the step"
+
+
+class Plain(Lit):
+    def training_step(self, batch: Any, _: int) -> Any:
+        return self._loss(batch)
+
+
+def test_one_that_does_not_ask_is_recorded() -> None:
+    pipeline = made(f"{__name__}:Plain")
+    assert not takes_step(pipeline)
+    assert not pipeline.asks_step

@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 from orchestrator.adapters.adapted import Apart, Course
 from orchestrator.adapters.lightning import misfits
 from orchestrator.adapters.lightning.module_pipeline import Looks, ModulePipeline, Optimizes, Schedules, ToldSteps
-from orchestrator.adapters.lightning.reading import Reading, is_shown, logged, names_in
+from orchestrator.adapters.lightning.reading import Reading, hands_on_self, is_shown, logged, names_in
 from orchestrator.adapters.source import Source
 from orchestrator.common import import_string
 from orchestrator.errors import ConfigurationError, PipelineRaised, code_of, coded
@@ -27,7 +27,7 @@ _ASKED = (
     ),
     *("on_before_batch_transfer", "on_after_batch_transfer", "on_validation_epoch_end", "train_dataloader"),
 )
-_PLACE = {"current_epoch", "global_step", "trainer", "batch_idx"}  # whoever names one asks where in the run a step is
+_PLACE = {"current_epoch", "global_step", "trainer"}  # whoever names one asks where in the run a step is
 _PLATEAU = "ReduceLROnPlateau"
 _SCHEDULERS = {name for name in dir(lr_scheduler) if name[:1].isupper()} - {_PLATEAU, "Optimizer", "Tensor"}
 
@@ -126,10 +126,18 @@ def _parts(module: Reading) -> Iterator[type[ModulePipeline]]:
     """The parts that such a module has."""
     if module.overrides("on_validation_epoch_end"):
         yield Looks
-    if _PLACE & names_in(module.through("training_step", "validation_step", "forward")):
+    if _asks_place(module):
         yield ToldSteps
     if module.overrides("configure_optimizers"):
         yield Schedules if _has_schedulers(module) else Optimizes
+
+
+def _asks_place(module: Reading) -> bool:
+    """Whether its steps may ask where in the run they are, also by a number of the batch that has another name."""
+    steps = [each for each in ("training_step", "validation_step") if module.overrides(each)]
+    indices = {name for each in steps for name in module.numbers(each) if not name.startswith("_")}
+    functions = module.through(*steps, "forward")
+    return bool((_PLACE | indices) & names_in(functions)) or any(map(hands_on_self, functions))
 
 
 def _has_schedulers(module: Reading) -> bool:

@@ -28,9 +28,9 @@ def tell(model: torch.nn.Module, device: torch.device) -> None:
             continue
         if is_metric(module):
             module.to(device)
-        elif _is_lightnings(module):
+        elif is_lightnings(module):
             module._device = device  # type: ignore[assignment]
 
 
-def _is_lightnings(module: torch.nn.Module) -> bool:
+def is_lightnings(module: torch.nn.Module) -> bool:
     return any(kind.__name__ == "_DeviceDtypeModuleMixin" for kind in type(module).__mro__)

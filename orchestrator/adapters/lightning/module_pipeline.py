@@ -20,6 +20,7 @@ from orchestrator.adapters.lightning.trainer import Trainer
 from orchestrator.errors import ConfigurationError, PipelineRaised
 
 _VALIDATION = plateaus.METRICS
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _TRANSFER = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
@@ -51,6 +52,7 @@ class ModulePipeline(Adapted):
                 "return the loss from training_step; two optimizers take turns in one (docs/porting.md)",
                 code="lightning.manual-built",
             )
+        self.asks_step = sum(map(devices.is_lightnings, module.modules())) > 1
         self._still = [name for name, part in module.named_children() if not part.training]
         return module  # type: ignore[no-any-return]
 
@@ -98,8 +100,11 @@ class ModulePipeline(Adapted):
         name, layers = self.module_class.__name__, ", ".join(self._still)
         return [f"{name} builds layers in evaluation mode, which stay in it, as in a Trainer: {layers}", *self.told]
 
+    def at(self, step: int) -> None:
+        self._trainer.global_step = step
+
     def loss(self, model: Any, batch: Any) -> Any:
-        return self._loss(model, batch, 0)
+        return self._loss(model, batch)
 
     def metrics(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
         if "validation_step" not in self.own:
@@ -118,8 +123,7 @@ class ModulePipeline(Adapted):
             return model.predict_step(inputs, 0)
         return super().predict(model, inputs)
 
-    def _loss(self, model: Any, batch: Any, step: int) -> Any:
-        self._trainer.global_step = step
+    def _loss(self, model: Any, batch: Any) -> Any:
         # A module may have put itself in evaluation mode, in which a Trainer trains it, too.
         if not model.training and not torch.is_grad_enabled() and "validation_step" in self.own:
             loss = _loss_in(self._validated(model, batch))
@@ -174,10 +178,11 @@ class ModulePipeline(Adapted):
 
 
 class ToldSteps(ModulePipeline):
-    """A module whose steps ask where in the run they are."""
+    """A module whose source shows that its steps ask where in the run they are, so that no recording serves several."""
 
     def loss(self, model: Any, batch: Any, step: int = 0) -> Any:
-        return self._loss(model, batch, step)
+        self.at(step)
+        return self._loss(model, batch)
 
 
 class Optimizes(ModulePipeline):
@@ -267,12 +272,9 @@ def _loss_in(returned: Any) -> Any:
 
 def _arguments(step: Any, batch: Any, index: int) -> list[Any]:
     """The batch, and its number where the step takes one."""
-    parameters = [
-        each
-        for each in inspect.signature(step).parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    return [batch, index][: max(1, len(parameters))]
+    kinds = [each.kind for each in inspect.signature(step).parameters.values()]
+    takes_both = inspect.Parameter.VAR_POSITIONAL in kinds or sum(map(_POSITIONAL.__contains__, kinds)) > 1
+    return [batch, index] if takes_both else [batch]
 
 
 def _reset(model: torch.nn.Module) -> None:

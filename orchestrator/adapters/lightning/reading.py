@@ -49,6 +49,11 @@ class Reading:
     def parameters(self, name: str) -> list[str]:
         return list(inspect.signature(getattr(self._kind, name)).parameters)[1:]
 
+    def numbers(self, step: str) -> list[str]:
+        """The parameters of a step that the number of a batch may come by: all but the batch, and `*args`."""
+        found = list(inspect.signature(getattr(self._kind, step)).parameters.values())[1:]
+        return [each.name for place, each in enumerate(found) if place or each.kind == each.VAR_POSITIONAL]
+
     def _owner(self, name: str) -> type | None:
         owner = next((kind for kind in self._kind.__mro__ if name in vars(kind)), None)
         return None if owner is None or is_frameworks(owner.__module__) else owner
@@ -56,7 +61,9 @@ class Reading:
     def _function(self, name: str) -> ast.FunctionDef | None:
         owner = self._owner(name)
         try:
-            tree = None if owner is None else ast.parse(textwrap.dedent(inspect.getsource(vars(owner)[name])))
+            written = None if owner is None else vars(owner)[name]
+            written = written.fget if isinstance(written, property) else written
+            tree = None if written is None else ast.parse(textwrap.dedent(inspect.getsource(written)))
         except (OSError, TypeError, SyntaxError):
             return None
         return next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None) if tree else None
@@ -81,6 +88,14 @@ def uses_of_self(function: ast.AST) -> Iterator[ast.Attribute]:
     for node in ast.walk(function):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
             yield node
+
+
+def hands_on_self(function: ast.AST) -> bool:
+    """Whether it gives `self` as a whole to code that is not read here, or calls a base class."""
+    parts = list(ast.walk(function))
+    read = {each.value for each in uses_of_self(function)} | {part.func for part in parts if isinstance(part, ast.Call)}
+    names = [part.id for part in parts if isinstance(part, ast.Name) and (part.id == "super" or part not in read)]
+    return "self" in names or "super" in names
 
 
 def names_in(functions: list[ast.FunctionDef]) -> set[str]:

@@ -130,7 +130,11 @@ class PipelineAdapter:
     def why_not_recorded(self, *, asks_step: bool) -> str:
         """Why a micro-batch's passes depend on more than the batch; empty where they do not. asks_step: whether recordings know
         which steps they serve. Not those of an adapter's pipeline, which notes the step for whatever the user's code calls."""
-        if self.takes_step and (not asks_step or isinstance(self.pipeline, Adapted)):
+        if isinstance(self.pipeline, Adapted):
+            is_told = self.takes_step or self.pipeline.asks_step
+        else:
+            is_told = self.takes_step and not asks_step
+        if is_told:
             return "loss() takes the step"
         kept = next((name for name, each in self._attributes() if isinstance(each, torch.optim.Optimizer)), None)
         return "" if kept is None else f"{kept} is the optimizer, whose learning rates may change in each step"
@@ -357,6 +361,8 @@ class PipelineAdapter:
 
     def _loss(self, batch: Any, updates: int, model: torch.nn.Module) -> Any:
         """updates: how many the model has had."""
+        if isinstance(self.pipeline, Adapted):
+            self.pipeline.at(updates)
         return self.pipeline.loss(model, batch, **({"step": updates} if self.takes_step else {}))
 
     def _read_validation(self, indices: Sequence[int], step: int, batch: int, where: str) -> Any:
