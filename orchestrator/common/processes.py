@@ -3,7 +3,7 @@
     lives(pid)               not so one that has ended and whose end nobody has asked for yet
     state(pid)               the letter that ps shows, such as R, S, D or T
     started(pid)             with its number it names a process for good
-    namespace()              where numbers of processes count: a container has its own
+    namespace()              where numbers of processes count: a machine, and a container on it, has its own
     wait_for_end(pid)        until it is gone
     open_pidfd(connection)   a descriptor of the process on the other side; has_ended(pidfd)
     peer_credentials(connection)
@@ -63,11 +63,13 @@ def started(pid: int) -> str | None:
 
 
 def namespace() -> str:
-    """As pid_namespaces(7) has it; processes of another one are not seen. Empty where it is unknown."""
+    """As pid_namespaces(7) has it, with the name of the machine, since the first one has the same number on each; processes of
+    another one are not seen."""
+    machine = os.uname().nodename
     try:
-        return str(Path("/proc/self/ns/pid").readlink())
+        return f"{machine} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
-        return ""
+        return machine
 
 
 def wait_for_end(pid: int) -> None:

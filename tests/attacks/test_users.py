@@ -265,18 +265,22 @@ def test_who_may_read_a_project_locks_nothing_of_it(attacker: Attacker) -> None:
 def test_the_folder_of_a_process_that_is_not_seen_here_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Containers may share /tmp, and do not see each other's processes."""
+    """Containers may share /tmp, and machines the folder that TMPDIR names. They do not see each other's processes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path) if len(str(tmp_path)) < 18 else "/tmp")
     here, there = folders.new(), folders.new()
     process = subprocess.Popen(["true"])
     process.wait()
-    with monkeypatch.context() as other:
-        other.setattr(processes, "namespace", lambda: "pid:[1]")
-        seen_there = folders.new()
-    moved = [each.rename(each.with_name(f"orc-{process.pid}-{each.name[-4:]}")) for each in (here, seen_there)]
+    own, name = processes.namespace(), os.uname().nodename
+    assert name in own, "the first namespace of each machine has one number"
+    elsewhere = []
+    for namespace in ("pid:[1]", own.replace(name, "another")):
+        with monkeypatch.context() as other:
+            other.setattr(processes, "namespace", lambda told=namespace: told)
+            elsewhere.append(folders.new())
+    moved = [each.rename(each.with_name(f"orc-{process.pid}-{each.name[-4:]}")) for each in (here, *elsewhere)]
     try:
         folders.remove_abandoned()
-        assert [each.exists() for each in (*moved, there)] == [False, True, True]
+        assert [each.exists() for each in (*moved, there)] == [False, True, True, True]
     finally:
         for each in (*moved, there):
             folders.remove(each)
