@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import resource
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +16,13 @@ import torch
 
 from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.weights import Weights
+from orchestrator.cluster.placement import project_transfer
+from orchestrator.cluster.placement.reservation import ActorSlot, Node
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.driver.recording import model_folder
 from orchestrator.driver.report.outcome import RunOutcome
+from orchestrator.driver.run import job
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Job
 from orchestrator.driver.run.startup import RunStart, requirements
@@ -84,3 +89,25 @@ def test_a_state_for_which_there_is_no_room_is_an_error_of_the_system(tmp_path: 
             model_folder.write(tmp_path / "model", weights, {}, {}, {}, state)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_drivers_node_gets_no_copy_of_the_project_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All first workers are elsewhere, and a late one may come to it."""
+    here, there = (Node(name * 56, f"10.0.0.{name}", {"CPU": 1.0}) for name in "12")
+    monkeypatch.setattr(job, "this_node", lambda: here.id)
+    monkeypatch.setattr(job, "reserved", lambda *_: contextlib.nullcontext([ActorSlot(there, {})]))
+    monkeypatch.setattr(job, "living_nodes", lambda: [here, there])
+    monkeypatch.setattr(project_transfer, "living_nodes", lambda: [here, there])
+    monkeypatch.setattr(job, "prepare_workspaces", lambda project, *_: {there.id: project.in_place})
+    carried: list[str] = []
+    monkeypatch.setattr(project_transfer, "copied", lambda _, nodes: carried.extend(node.id for node in nodes))
+    cluster = {"address": "10.0.0.1:6379", "workers": {"min": 1, "max": 2}}
+    elsewhere = {"cluster": cluster, "checkpoint": {"uri": "file:///checkpoints"}}
+    settings = load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}, **elsewhere}], [])
+    display: Any = SimpleNamespace(say=lambda _: None)
+    run = Job(settings, resolve(settings), tmp_path, Audience(display), PendingSignal())
+    with contextlib.ExitStack() as held:
+        slots, _ = run._actor_slots(held, lambda: None, Future(), threading.Event(), restores=False)
+        places = [slots.take(member, "worker") for member in (1, 2)]
+    assert [place is not None and place.project for place in places] == [str(tmp_path)] * 2
+    assert carried == []

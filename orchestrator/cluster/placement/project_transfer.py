@@ -108,7 +108,7 @@ class LateWorkspaces:
     def __init__(
         self,
         project: Project,
-        known: set[str],  # nodes that have it in its own folder
+        known: set[str],  # nodes that have it in its own folder, the driver's among them
         say: Callable[[str], None],  # told what is carried, and why it cannot be
         has_changed: Callable[[], bool],  # whether what is there now is not what the run began with
     ) -> None:

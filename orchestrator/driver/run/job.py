@@ -393,7 +393,7 @@ class Job:
         # A node that is not known yet is more likely to lack the project than to have it.
         carried = next((place for place in places if place.project is None), places[0])
         elsewhere = ActorPlacement(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]})
-        known = {node for node, workspace in workspaces.items() if workspace.project is not None}
+        known = {this_node(), *(node for node, workspace in workspaces.items() if workspace.project is not None)}
         has_room = lambda gpus: gpus > 0 and has_room_for({**need.bundle, "GPU": gpus})  # noqa: E731
         carried_from = lambda place: copied(replace(project, path=place), living_nodes())  # noqa: E731
         recorded = LateProject(opening, begun, checkouts, self.display.say, carried_from)
