@@ -28,10 +28,16 @@ def is_own(frame: traceback.FrameSummary) -> bool:
     return _OWN in Path(frame.filename).resolve().parents
 
 
+def file_of(module: object) -> Any:
+    """The file of what `sys.modules` holds, as far as it has one itself: a lazy module is imported by a question for anything
+    that it lacks, which warns, takes time, or fails."""
+    return getattr(module, "__dict__", {}).get("__file__")
+
+
 @functools.cache
 def is_users_module(name: str | None) -> bool:
     """Whether a module of this name is part of a project: not of a package, of Python, or of orchestrator."""
-    file = getattr(sys.modules.get(name or ""), "__file__", None)
+    file = file_of(sys.modules.get(name or ""))
     return (
         not is_base_module(name or "") and file is not None and (_PACKAGES not in file or _top(name or "") in _adopted)
     )

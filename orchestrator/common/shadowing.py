@@ -53,5 +53,5 @@ def _of_frames(frame: TracebackType | None) -> Iterator[str]:
 
 def _imported() -> Iterator[str]:
     for module in list(sys.modules.values()):
-        if isinstance(file := getattr(module, "__file__", None), str):
+        if isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str):
             yield file

@@ -33,6 +33,7 @@ from orchestrator.adapters import table
 from orchestrator.adapters.source import Source
 from orchestrator.common.child import Messages, Start, Started, parent
 from orchestrator.common.distributions import is_of_python
+from orchestrator.common.frames import file_of
 from orchestrator.common.processes import disregarded
 from orchestrator.data import input_auditing, mixture
 from orchestrator.data.fetching import fetch
@@ -295,7 +296,7 @@ def _serve(worker: Messages) -> None:
 def _imported_code() -> dict[str, str]:
     """Hashes of the files of the user's modules, by their names."""
     package = str(Path(__file__).parents[1])
-    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    files = {name: file_of(module) or "" for name, module in list(sys.modules.items())}
     own = {
         name: Path(file) for name, file in files.items() if not is_of_python(file) and not is_below(file, (package,))
     }

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from orchestrator.cluster.forkserver import equivalence
 from orchestrator.common import frames
+from orchestrator.data import loaders
+from orchestrator.provenance.code import imported, marks
 
 
 def test_the_modules_of_a_project_are_those_that_it_imports_but_for_packages(
@@ -68,3 +74,27 @@ def test_an_installed_package_is_the_users_once_it_is_adopted(tmp_path: Path, mo
     frames.adopt(f"{of}.pipelines")
     assert frames.imported_modules([f"{of}.pipelines"]).keys() == {of, f"{of}.pipelines", f"{of}.helper"}
     assert not frames.is_users_module(f"{of}_other")
+
+
+class Lazy(types.ModuleType):
+    """As packages have them for what their users may do without: any question imports it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(f"{self.__name__} lacks a package, for {name}")
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda: frames.imported_modules(["orchestrated_lazily"]),
+        lambda: imported.files_of(sys.modules),
+        lambda: marks.forget_edited(Path("nowhere")),
+        lambda: equivalence.imported_files(),
+        lambda: loaders._imported_code(),
+    ],
+)
+def test_a_module_that_is_imported_when_it_is_used_is_left_alone(
+    look: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "orchestrated_lazily", Lazy("orchestrated_lazily"))
+    look()

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.frames import file_of
+
 # Variables that libraries in C read when they are loaded, and Python when it starts; reads of others are seen.
 _READ_BY_C = re.compile(
     r"(PYTHON|LC_|LD_|MALLOC_|MKL_|OMP_|KMP_|GOMP_|ATEN_|ONEDNN_|DNNL_|OPENBLAS_|BLIS_|NPY_|CUDA_|CUBLAS|CUDNN_|NCCL_|NVIDIA_"
@@ -76,7 +78,7 @@ def other_variables(
 
 def imported_files() -> Files:
     """The file of each module that has one, with the time and the size that tell whether it has changed."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = set(map(file_of, list(sys.modules.values())))
     return {file: found for file in files if isinstance(file, str) and (found := _looks(file)) is not None}
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.common.distributions import SITES, installed_beside, library_folders
+from orchestrator.common.frames import file_of
 from orchestrator.errors import few
 from orchestrator.provenance.code import git, objects
 from orchestrator.provenance.code.worktree import WorkTree
@@ -89,7 +90,7 @@ class Judgement:
 
 def files_of(modules: Mapping[str, ModuleType]) -> dict[str, str]:
     """The file of each module in a process's `sys.modules` that has one."""
-    found = {name: getattr(module, "__file__", None) for name, module in list(modules.items())}
+    found = {name: file_of(module) for name, module in list(modules.items())}
     return {name: file for name, file in found.items() if isinstance(file, str) and file.startswith("/")}
 
 

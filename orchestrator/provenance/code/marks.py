@@ -15,6 +15,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from orchestrator.common.distributions import SITES
+from orchestrator.common.frames import file_of
 
 Mark = tuple[Any, ...]
 _Cached = type(functools.cache(len))
@@ -87,7 +88,7 @@ def forget_edited(project: Path) -> list[str]:
 
 
 def _is_of(module: ModuleType, project: Path) -> bool:
-    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+    name, file = getattr(module, "__name__", ""), file_of(module)
     if name in ("__main__", "__mp_main__") or name.partition(".")[0] == "orchestrator" or not isinstance(file, str):
         return False
     place = Path(file)
