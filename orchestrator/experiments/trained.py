@@ -51,7 +51,7 @@ def _are_present(modules: Mapping[str, Path]) -> bool:
     texts = {name: file.read_bytes() for name, file in modules.items()}
     imported = {name: sys.modules[name] for name in texts if name in sys.modules}
     return all(_text_of(name) == text for name, text in texts.items()) and all(
-        marks.is_current(module, texts[name]) for name, module in imported.items()
+        marks.is_current(module, texts[name]) and marks.holds(module, texts[name]) for name, module in imported.items()
     )
 
 

@@ -1,15 +1,21 @@
 """Which functions a text defines, and whether a module that was imported is what its file says by now.
 
 A process that lives long, such as a notebook's, keeps what it has imported, though the file is edited; workers and the record
-have the file. Functions are compared by their code: values at the top of a module are not looked at.
+have the file. Functions are compared by their code, and the text by what it was when the module was first looked at. An edit
+before that which changes no function is found by the plain values that stand in the text (`holds`): a program may have set
+them, so they alone are no reason to import a module anew.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
+import hashlib
 import inspect
 import sys
-from collections.abc import Iterator
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -19,6 +25,9 @@ from orchestrator.common.frames import file_of
 
 Mark = tuple[Any, ...]
 _Cached = type(functools.cache(len))
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_texts: weakref.WeakKeyDictionary[ModuleType, bytes] = weakref.WeakKeyDictionary()  # digests, of those looked at
 
 
 def marks(code: CodeType) -> Iterator[Mark]:
@@ -59,12 +68,71 @@ def functions_of(value: object) -> Iterator[FunctionType]:
 
 
 def is_current(module: ModuleType, text: bytes) -> bool:
-    """Whether the functions of an imported module are those of this text."""
+    """Whether an imported module is still what this text says, as far as its functions tell, or what the text was before."""
     try:
-        known = {*marks(compile(text, "module", "exec", dont_inherit=True))}
+        known = {*marks(_compiled(module, text))}
+        digest = hashlib.sha256(ast.dump(ast.parse(text)).encode("utf-8", "surrogatepass")).digest()
     except (SyntaxError, ValueError):
         return False
-    return all(mark(each.__code__) in known for each in _functions(module))
+    if not all(mark(each.__code__) in known for each in _functions(module)):
+        return False
+    return _texts.setdefault(module, digest) == digest
+
+
+def _compiled(module: ModuleType, text: bytes) -> CodeType:
+    """As the loader of the module does it, which may rewrite it. Raises SyntaxError, ValueError."""
+    code: CodeType = getattr(module.__loader__, "source_to_code", _as_it_stands)(text, "module")
+    return code
+
+
+def _as_it_stands(text: bytes, name: str) -> CodeType:
+    return compile(text, name, "exec", dont_inherit=True)
+
+
+def holds(module: ModuleType, text: bytes) -> bool:
+    """Whether an imported module has the plain values that this text gives it and its classes, and defaults of arguments. A
+    name that the text sets again somewhere is not looked at."""
+    tree = ast.parse(text)
+    times = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
+    )
+    return not any(_differ(told, held) for told, held in _plain_values(tree.body, vars(module), times))
+
+
+def _differ(told: ast.expr, held: object) -> bool:
+    """Whether a plain value is another plain one by now. A decorator may have made anything else of it, which is no edit."""
+    try:
+        value = ast.literal_eval(told)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return {type(value), type(held)} <= {*_PLAIN} and repr(value) != repr(held)
+
+
+def _plain_values(
+    body: Sequence[ast.stmt], names: Mapping[str, Any], times: Mapping[str, int]
+) -> Iterator[tuple[ast.expr, object]]:
+    """The values that the text gives, each with the one that the name has."""
+    for node in body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for each in targets:
+                if isinstance(each, ast.Name) and times[each.id] == 1 and each.id in names:
+                    yield node.value, names[each.id]
+        elif isinstance(node, ast.ClassDef) and isinstance(names.get(node.name), type):
+            yield from _plain_values(node.body, vars(names[node.name]), times)
+        elif isinstance(node, _Function):
+            for function in functions_of(names.get(node.name)):
+                yield from _defaults(node, function)
+
+
+def _defaults(node: _Function, function: FunctionType) -> Iterator[tuple[ast.expr, object]]:
+    yield from zip(node.args.defaults, function.__defaults__ or (), strict=False)
+    by_name = function.__kwdefaults__ or {}
+    for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        if default is not None and argument.arg in by_name:
+            yield default, by_name[argument.arg]
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
@@ -78,9 +146,11 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
 
 
 def forget_edited(project: Path) -> list[str]:
-    """Have the modules of a project be imported anew, if one of them was edited since; the names of those that were."""
+    """Have the modules of a project be imported anew, if one of them was edited since; the names of those that were. A
+    module counts as not edited if its loader rewrites text and does not tell how, as pytest's does."""
     own = {name: module for name, module in list(sys.modules.items()) if _is_of(module, project)}
-    edited = [name for name, module in own.items() if not is_current(module, Path(str(module.__file__)).read_bytes())]
+    told = {name: module for name, module in own.items() if hasattr(module.__loader__, "source_to_code")}
+    edited = [name for name, module in told.items() if not is_current(module, Path(str(module.__file__)).read_bytes())]
     if edited:
         for name in own:
             sys.modules.pop(name, None)

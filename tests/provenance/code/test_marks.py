@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -78,3 +79,58 @@ def test_an_edit_has_all_of_the_project_imported_anew(old: str, new: str, projec
 def test_a_module_that_is_being_edited_is_no_reason_to_fail(project: Path) -> None:
     (project / "boxes.py").write_text("def half(\n")
     assert marks.forget_edited(project) == ["boxes"]
+
+
+def _imported(text: str, project: Path) -> ModuleType:
+    (project / "boxes.py").write_text(text)
+    sys.modules.pop("boxes")
+    importlib.invalidate_caches()
+    return importlib.import_module("boxes")
+
+
+def test_a_value_that_was_edited_after_a_first_look_has_all_imported_anew(project: Path) -> None:
+    _imported("SIDES = [4]\n" + TEXT, project)
+    assert marks.forget_edited(project) == []
+    (project / "boxes.py").write_text("SIDES = [5]\n" + TEXT)
+    assert marks.forget_edited(project) == ["boxes"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("SCALE = 1.0", "SCALE = -1.0"),
+        ("side: int = 1", "side: int = 2"),
+        ("n=8", "n=16"),
+        ("low=0.5", "low=None"),
+        ('names = ("a",)', 'names = ("b",)'),
+    ],
+)
+def test_a_plain_value_is_compared_with_the_text(old: str, new: str, project: Path) -> None:
+    text = f'SCALE = 1.0\n{TEXT}\n    def of_size(self, n=8, *, low=0.5):\n        pass\n\n    names = ("a",)\n'
+    module = _imported(text, project)
+    assert marks.holds(module, text.encode())
+    assert marks.is_current(module, text.encode())
+    assert not marks.holds(module, text.replace(old, new).encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "_calls = 0\ndef count():\n    global _calls\n    _calls += 1\ncount()\n",
+        "import enum\nclass Kind(enum.IntEnum):\n    ONE = 1\n",
+        "from dataclasses import dataclass\n@dataclass(slots=True)\nclass Box:\n    side: int = 1\n",
+        "class Box:\n    side = 1\nBox.side = 2\n",
+        "SIDE = 1\nif SIDE:\n    SIDE = 2\n",
+        "SIDES = [1]\nSIDES.append(2)\n",
+    ],
+)
+def test_what_a_module_makes_of_its_own_values_is_no_edit(text: str, project: Path) -> None:
+    assert marks.holds(_imported(text, project), text.encode())
+
+
+def test_tests_that_pytest_has_rewritten_are_not_edited() -> None:
+    """Its modules would be dropped in the middle of a session."""
+    here = Path(__file__)
+    before = dict(sys.modules)
+    assert marks.forget_edited(here.parent) == []
+    assert dict(sys.modules) == before
