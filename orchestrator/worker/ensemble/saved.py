@@ -50,9 +50,12 @@ class Blueprint:
     def build(self, pipeline: Pipeline | None = None) -> EnsembleModel:
         """With members as they are before training, in evaluation mode. Raises ConfigurationError, PipelineRaised."""
         number = len(self.seeds)
-        if pipeline is None:
-            pipeline = construction.make_pipeline(table.find(self.source), self.args, self.seeds[0])
-        members = [construction.make_model(pipeline, seed) for seed in self.seeds]
+        own = pipeline
+        if own is None:
+            own = construction.make_pipeline(table.find(self.source), self.args, self.seeds[0])
+        members = construction.with_data(
+            own, self.seeds[0], lambda: [construction.make_model(own, seed) for seed in self.seeds]
+        )
         with naming(f"building {self.combine}"):
             combination = COMBINATIONS[self.combine](number, **COMBINATIONS.resolve(self.combine, self.options))
         model = EnsembleModel(members, combination, Form(self.output, self.classes), [1.0 / number] * number)

@@ -74,6 +74,18 @@ class Centred(p.Small):
         return Centring()
 
 
+class Counting(p.Small):
+    """Its model needs what datasets() finds."""
+
+    def datasets(self) -> Any:
+        found = super().datasets()
+        self.features = found[0][0][0].numel()
+        return found
+
+    def model(self) -> nn.Module:
+        return nn.Linear(self.features, p.CLASSES)
+
+
 class Knowing(p.Small):
     """All rows are of class 0."""
 
@@ -208,6 +220,13 @@ class Turned(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.member(rows).movedim(-1, 1)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_needs_what_datasets_finds_is_loaded(tmp_path: Path) -> None:
+    """As when it was trained; model() raised, as it had read no data."""
+    blueprint = replace(BLUEPRINT, target=f"{__name__}:Counting", args={})
+    digest = saved.save(blueprint.build(workload(blueprint.target, {}).pipeline), blueprint, tmp_path / "model")
+    assert model_digest(saved.load(tmp_path / "model")) == digest
 
 
 def test_a_saved_ensemble_is_the_same_one(tmp_path: Path) -> None:
