@@ -190,7 +190,7 @@ def test_variables_that_change_bits_are_kept_and_secrets_never(monkeypatch: pyte
     for name in list(os.environ):
         monkeypatch.delenv(name)
     kept = {"MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONHASHSEED": "0", "LD_PRELOAD": "/x.so"}
-    kept |= {"CUBLASLT_WORKSPACE_SIZE": "0", "DISABLE_ADDMM_CUDA_LT": "1"}
+    kept |= {"CUBLASLT_WORKSPACE_SIZE": "0", "DISABLE_ADDMM_CUDA_LT": "1", "PYTHONOPTIMIZE": "1"}
     described = {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "1", "TORCH_HOME": "/t", "TZ": "UTC", "LC_ALL": "C"}
     secret = {"TORCH_TOKEN": "s", "NVIDIA_API_KEY": "s", "CUDA_PASSWORD": "s", "MKL_AUTHOR": "s", "MY_SECRET": "s"}
     other = {"HOME": "/h", "USER": "u", "PATH": "/p", "XMKL_CBWR": "1", "PYTHONPATH": "/q"}
