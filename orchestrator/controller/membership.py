@@ -21,6 +21,7 @@ from orchestrator.errors import Inconsistent, few
 from orchestrator.records.comparison import differing
 from orchestrator.records.progress import advances_of, behind, steps_of
 
+_ALIKE = "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR"
 _APART = ("machine", "code")  # of a run manifest: what need not be equal
 _NAMES_SHOWN = 3
 
@@ -384,20 +385,26 @@ def disagreement(
     )
     if not different:
         return None
+    machine, other_machine = run_manifest.get("machine", {}), other_manifest.get("machine", {})
+    why = [
+        f"{key} {machine[key]} and {other_machine.get(key)}"
+        for key in machine
+        if machine[key] != other_machine.get(key)
+    ]
     if different == ["reference"]:
-        machine, other_machine = run_manifest.get("machine", {}), other_manifest.get("machine", {})
-        why = [
-            f"{key} {machine[key]} and {other_machine.get(key)}"
-            for key in machine
-            if machine[key] != other_machine.get(key)
-        ]
         return Inconsistent(
             f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'on like machines'})",
-            "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR"
+            _ALIKE
             if why
             else "put back what the pipeline reads beside data.inputs, if it changed meanwhile, and declare it there; draw "
             "from torch, numpy or random alone, which are seeded, and keep no sample that was drawn",
             code="replica.other-bits",
+        )
+    if why and different in (["initial_parameters"], ["initial_parameters", "reference"]):
+        return Inconsistent(
+            f"{one} and {other} begin with different parameters ({'; '.join(why)})",
+            f"{_ALIKE}; if they differ then, too, model() depends on more than its arguments, its files and seeded generators",
+            code="replica.other-parameters",
         )
     return Inconsistent(
         f"{one} and {other} prepared different runs: {', '.join(different)} differ",

@@ -183,6 +183,20 @@ def test_a_worker_that_computes_other_bits_is_refused_by_proof() -> None:
     assert play.begin().run_manifest == here
 
 
+@pytest.mark.parametrize("reference", ["a", "b"])
+def test_machines_that_draw_other_parameters_are_named_before_the_pipeline(reference: str) -> None:
+    """torch's vectors of another instruction set give other normal numbers. On like machines it is the pipeline."""
+    here = {**FACTS, "reference": "a", "initial_parameters": "c", "machine": {"instruction set": "AVX2"}}
+    there = {**here, "reference": reference, "initial_parameters": "d"}
+    play = Play(requirements())
+    play(Ready(0, here), Ready(1, {**there, "machine": {"instruction set": "DEFAULT"}}))
+    assert "begin with different parameters (instruction set AVX2 and DEFAULT)" in str(play.error())
+    assert "ATEN_CPU_CAPABILITY" in str(play.error())
+    alike = Play(requirements())
+    alike(Ready(0, here), Ready(1, there))
+    assert "prepared different runs: initial_parameters" in str(alike.error())
+
+
 def test_a_late_start_names_who_is_late() -> None:
     play = Play(requirements(servers=1))
     play(Ready(0, FACTS), prepare(2, beats=1))
