@@ -15,7 +15,7 @@ from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.child_process import Done
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
-from orchestrator.experiments.rerun.run import undisturbed, why_not
+from orchestrator.experiments.rerun.run import undisturbed, unshown, why_not
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.tracking import Past
 from tests.refusals import refused
@@ -76,6 +76,16 @@ def test_a_repetition_rehearses_losses_only_where_they_are_asked_for(
         f"run: {{steps: 3}}\npipeline: {{target: 'a:B'}}\noptimizer: {{name: sgd, lr: 0.1}}\n{rehearsed}"
     )
     assert undisturbed(original, given) == expected
+
+
+def test_a_repetition_is_not_the_run_of_its_originals_job(tmp_path: Path) -> None:
+    """A job that is started again takes the newest run of its id, so it went on with the repetition, or took it for its end."""
+    original = Recorded(Past("0123", "a run", "default", "KILLED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
+    settings = "run: {steps: 3SUBMISSION}\npipeline: {target: 'a:B'}\noptimizer: {name: sgd, lr: 0.1}\n"
+    original.files.settings.write_text(settings.replace("SUBMISSION", ", submission: job-1"))
+    assert unshown(original.settings([])) == ["run.submission=null"]
+    original.files.settings.write_text(settings.replace("SUBMISSION", ""))
+    assert unshown(original.settings([])) == []
 
 
 def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -> None:

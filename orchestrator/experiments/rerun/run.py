@@ -259,8 +259,10 @@ def _replay(original: Recorded) -> list[str]:
 
 
 def unshown(settings: Settings) -> list[str]:
-    """Overrides of settings by which a repetition would be shown beside its original."""
+    """Overrides of settings by which a repetition would be taken for its original, or shown beside it."""
     found = []
+    if settings.run.submission is not None:  # by which a job finds the run to go on with
+        found.append("run.submission=null")
     if settings.tracking.register is not None:  # a repetition is no newer version
         found.append("tracking.register=null")
     if settings.tracking.metrics_port is not None:  # which the original may still have
