@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -938,3 +938,30 @@ def test_one_that_does_not_ask_is_recorded() -> None:
     pipeline = made(f"{__name__}:Plain")
     assert not takes_step(pipeline)
     assert not pipeline.asks_step
+
+
+class Remembering(Plain):
+    """Its loss follows from the batches before."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def training_step(self, batch: Any, _: int) -> Any:
+        self.mean.mul_(0.9).add_(0.1 * batch[0].mean(0))
+        return self._loss(batch) + (self.layer.weight @ self.mean).sum()
+
+
+class Sharing(Remembering):
+    buffer_rules: ClassVar = {"mean": "mean"}
+
+
+def test_a_module_says_how_shards_share_a_buffer_where_torch_has_buffers() -> None:
+    (end,) = members_end(Remembering, optimizer=None, data_module=DATA, shards=2)  # type: ignore[arg-type]
+    assert 'in a LightningModule: buffer_rules = {"mean": "mean"}' in str(end)
+    options: Any = {"optimizer": None, "data_module": DATA, "shards": 2, "steps": 6}
+    runs: Any = [train(Sharing, layout, **options) for layout in (Layout(), Layout(2))]  # type: ignore[arg-type]
+    assert runs[0].digest == runs[1].digest
+    assert runs[0].parameters["mean"].abs().min() > 0

@@ -410,9 +410,9 @@ class Undeclared(p.Codebook):
 def test_a_buffer_without_a_rule_is_told_with_what_to_write() -> None:
     (end,) = members_end(Undeclared)
     assert "the buffer 'calls' of the model changed while a batch was computed" in str(end)
-    assert 'def buffers(self): return {"calls": "mean"}; "first" for a queue' in str(
-        end
-    )  # whose mean would be no key at all
+    for place in ("in the pipeline: def buffers(self): return", "in a LightningModule: buffer_rules ="):
+        assert f'{place} {{"calls": "mean"}}; ' in str(end)
+    assert '; "first" for a queue; ' in str(end)  # whose mean would be no key at all
     assert "docs/porting.md, a moving average of the weights" in str(end)  # as what counts the updates of one
 
 

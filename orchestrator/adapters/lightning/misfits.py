@@ -260,8 +260,9 @@ def _at_the_end(module: Reading, name: str) -> Iterator[str]:
     for what in sorted(told):
         yield coded(
             "lightning.metric-at-the-end",
-            f"pipeline.target: on_validation_epoch_end of {name} takes {what} over all batches; log it in validation_step, "
-            f"as self.log(NAME, {what}), and its value over all batches is recorded",
+            f"pipeline.target: on_validation_epoch_end of {name} takes {what} over all batches; log it in validation_step, as "
+            f"self.log(NAME, {what}) or a MetricCollection as self.log_dict({what}), and its value over all batches is "
+            "recorded",
         )
 
 

@@ -41,6 +41,7 @@ class ModulePipeline(Adapted):
         self._trainer = Trainer()
         self._loaders: Loaders | None = None
         self._still: list[str] = []  # the outermost layers in evaluation mode
+        self._rules: Any = {}  # of the module's buffers that move
         self._metrics: dict[str, Any] = {}  # of torchmetrics, by the name under which each is logged
         self._evaluated: tuple[Any, dict[str, float]] | None = None  # the batch whose loss came last, its metrics
 
@@ -52,6 +53,7 @@ class ModulePipeline(Adapted):
                 "return the loss from training_step; two optimizers take turns in one (docs/porting.md)",
                 code="lightning.manual-built",
             )
+        self._rules = getattr(module, "buffer_rules", {})
         self.asks_step = sum(map(devices.is_lightnings, module.modules())) > 1
         self._still = [name for name, part in module.named_children() if not part.training]
         return module  # type: ignore[no-any-return]
@@ -65,6 +67,10 @@ class ModulePipeline(Adapted):
         if "configure_model" in self.own:
             module.configure_model()
         return module
+
+    def buffers(self) -> Mapping[str, str]:
+        """A module says it as `buffer_rules`: torch has a method of the name `buffers`."""
+        return self._rules  # type: ignore[no-any-return]
 
     def datasets(self) -> tuple[Any, Any]:
         if self.data_class is None:

@@ -40,7 +40,10 @@ _AS_INTEGERS = {
     torch.float64: torch.int64,
 }
 
-DIFFERING = 'say by which rule shards share it, by buffers() of the pipeline: "first", or "largest" where it only grows'
+DIFFERING = (
+    "say by which rule shards share it, by buffers() of the pipeline or buffer_rules of a LightningModule: "
+    '"first", or "largest" where it only grows'
+)
 
 Join = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Buffers = dict[str, torch.Tensor]

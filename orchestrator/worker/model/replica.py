@@ -319,11 +319,13 @@ class Replica:
         fixed = self._fixed_start if buffers else {}
         for i in self._differing([(self._buffers[name], start) for name, start in fixed.items()]):
             name, start = [*fixed.items()][i]
+            is_mean = fits(MEAN, start)
+            rules, queue = f'{{"{name}": "{MEAN if is_mean else "first"}"}}', '; "first" for a queue' if is_mean else ""
             raise PipelineRaised(
                 f"the buffer {name!r} of the model changed while a batch was computed",
-                "say by which rule shards share it, in the pipeline: def buffers(self): return "
-                + (f'{{"{name}": "mean"}}; "first" for a queue' if fits(MEAN, start) else f'{{"{name}": "first"}}')
-                + "; no rule fits an average of weights, such as EMA: docs/porting.md, a moving average of the weights",
+                f"say by which rule shards share it, in the pipeline: def buffers(self): return {rules}; in a LightningModule: "
+                f"buffer_rules = {rules}{queue}; no rule fits an average of weights, such as EMA: docs/porting.md, a moving "
+                "average of the weights",
                 code="model.buffer-changed",
             )
 
