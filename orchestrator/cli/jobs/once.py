@@ -16,10 +16,11 @@ from orchestrator.driver.preflight import ownership
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import UsageError
+from orchestrator.errors import NotRerunnable, UsageError
 from orchestrator.provenance.tracking import Past, Store
 
 KEY = "run.submission"
+_BEFORE_ITS_FIRST_STEP = ("record.no-settings", "record.no-code")  # whoever drove it was lost too early for a resume
 # Over from a job to a run that it goes on with.
 _PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
 
@@ -57,7 +58,13 @@ def once(
         )
     for_stream().say(f"going on with run {past.run_id} of job {name}")
     again = kept.restored(Recorded.of(store, folder, past).files.settings, settings)
-    return resume(past.run_id, [*again, *execution], settings.tracking.uri, trusted=trusted)
+    try:
+        return resume(past.run_id, [*again, *execution], settings.tracking.uri, trusted=trusted)
+    except NotRerunnable as error:
+        if error.code not in _BEFORE_ITS_FIRST_STEP:
+            raise
+        for_stream().say(f"{error.message}: job {name} launches a new one")
+        return launch(settings, origins, trusted=trusted)
 
 
 def as_dict(past: Past) -> dict[str, Any]:
