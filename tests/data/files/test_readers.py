@@ -27,6 +27,7 @@ from orchestrator.data.files.index import index
 from orchestrator.data.files.readers import LISTS, build
 from orchestrator.data.files.readers.jsonl import jsonl
 from orchestrator.data.files.readers.litdata import litdata
+from orchestrator.data.files.readers.tar import tar
 from tests.projects import REPOSITORY
 from tests.refusals import refused
 
@@ -117,6 +118,21 @@ def test_a_tar_whose_next_header_is_none_is_refused(how: str, tmp_path: Path) ->
     (tmp_path / "a.tar").write_bytes(content[: tarfile.BLOCKSIZE + 9] if how == "cut" else content)
     with refused("data.index-file", "its first 512 bytes"):
         index(str(tmp_path), None, {})
+
+
+def test_no_read_of_a_member_moves_the_file(tmp_path: Path) -> None:
+    """Workers of a DataLoader share where it stands: samples had the bytes of others."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for number in range(3):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = 9
+            archive.addfile(member, io.BytesIO(str(number).encode() * 9))
+    members = tar(path, "a.tar")
+    (opened,) = (each for each in Path("/proc/self/fd").iterdir() if each.resolve() == path.resolve())
+    assert [members[number]["txt"] for number in (2, 0, 1)] == [b"2" * 9, b"0" * 9, b"1" * 9]
+    assert os.lseek(int(opened.name), 0, os.SEEK_CUR) == 0
+    members.close()
 
 
 def test_empty_lines_of_any_system_are_no_samples(tmp_path: Path) -> None:

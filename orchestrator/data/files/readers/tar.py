@@ -6,6 +6,7 @@ Source: Aizman, Maltby and Breuel, "High performance I/O for large scale deep le
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class _Members:
                 _refuse_a_rest(path, archive.offset)
         except tarfile.TarError as error:
             raise ValueError(f"is no whole tar file without compression: {error}") from error
-        self._stream = path.open("rb")
+        self._stream = path.open("rb", buffering=0)
 
     def _note(self, member: tarfile.TarInfo) -> None:
         folder, slash, base = member.name.rpartition("/")
@@ -52,11 +53,18 @@ class _Members:
         key, parts = self._samples[number]
         found: dict[str, Any] = {"__key__": key}
         for extension, (start, size) in parts.items():
-            self._stream.seek(start)
-            found[extension] = self._stream.read(size)
+            found[extension] = self._read(start, size)
             if len(found[extension]) != size:
                 raise ValueError(f"ends within {key}.{extension}")
         return found
+
+    def _read(self, start: int, size: int) -> bytes:
+        """By place: where the file stands is shared with forked processes, such as those of a DataLoader, which move it."""
+        pieces: list[bytes] = []
+        while size and (piece := os.pread(self._stream.fileno(), size, start)):  # at most 2 GB at once
+            pieces.append(piece)
+            start, size = start + len(piece), size - len(piece)
+        return b"".join(pieces)
 
     def close(self) -> None:
         self._stream.close()
