@@ -3,10 +3,12 @@ follows from may change."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
+import itertools
 import random
-from collections import UserDict, deque
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -293,6 +295,33 @@ class Memory:
         self.seen.append(1)
 
 
+class Named(dict[str, Any]):
+    """As research code writes it: keys are attributes."""
+
+    __getattr__ = dict.__getitem__
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise AssertionError(key)
+
+    clear = update = items = copy = __setitem__  # type: ignore[assignment]
+
+
+class Ordered(OrderedDict[str, Any]):
+    clear = update = items = copy = Named.__setitem__  # type: ignore[assignment]
+
+
+def shown(kept: Any) -> tuple[list[Any], dict[str, Any]]:
+    return [(key, kept[key]) for key in kept] if isinstance(kept, dict) else list(kept), vars(kept).copy()
+
+
+class Recent(deque[int]):
+    total = 0
+
+    def append(self, value: int) -> None:
+        super().append(value)
+        self.total += value
+
+
 KEY = Memory()
 KEPT: dict[str, tuple[Any, Any]] = {  # by its place: what an attribute refers to, and what changes it
     "pipeline.one.step": (SimpleNamespace(step=0), lambda one: setattr(one, "step", 1)),
@@ -306,6 +335,9 @@ KEPT: dict[str, tuple[Any, Any]] = {  # by its place: what an attribute refers t
     "pipeline.one.__self__.seen": (Memory().add, lambda one: one()),
     "pipeline.one.calls": (remembers, lambda one: setattr(one, "calls", 1)),
     "pipeline.one['by'].data": ({"by": WeakKeyDictionary({KEY: 0})}, lambda one: one["by"].update({KEY: 1})),
+    "pipeline.one[150]": ([[0] for _ in range(300)], lambda one: one[150].append(1)),
+    "pipeline.one[2]": ((0, 0, random.Random(0)), lambda one: one[2].random()),
+    "pipeline.one.__self__": (random.Random(0).random, lambda one: one()),
 }
 
 
@@ -322,6 +354,89 @@ def test_what_is_kept_within_namespaces_containers_and_functions_is_put_back(pla
     with beginning.restored():
         assert beginning.changed() == []
     assert beginning.changed() == [place]
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (partial(Named, step=0, more=1), lambda one: dict.update(one, step=1)),
+        (partial(Ordered, step=0, more=1), lambda one: OrderedDict.move_to_end(one, "step")),
+        (partial(Recent, [1], maxlen=3), lambda one: one.append(1)),
+    ],
+)
+def test_a_class_of_the_users_that_derives_from_a_container_is_put_back(make: Any, change: Any) -> None:
+    held = Held()
+    held.one = kept = make()
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    before = shown(kept)
+    assert beginning.changed() == []
+    change(kept)
+    after = shown(kept)
+    assert "pipeline.one" in beginning.changed()
+    with beginning.restored():
+        assert shown(kept) == before
+    assert shown(kept) == after != before
+
+
+def test_a_container_of_a_package_that_keeps_an_index_of_it_stays_as_it_is() -> None:
+    held = Held()
+    held.one = of_a_package(type("Sorted", (dict,), {"__module__": __name__}))
+    held.one.index = object()  # type: ignore[attr-defined]
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    held.one["a"] = 1  # type: ignore[index]
+    assert beginning.changed() == []
+    del held.one.index  # type: ignore[attr-defined]
+    assert beginning.changed() == ["pipeline.one.index"]
+
+
+def seen(key: int, known: list[int] = []) -> int:  # noqa: B006
+    known.append(key)
+    return len(known)
+
+
+@pytest.mark.parametrize(
+    "advanced",
+    [
+        itertools.count(),
+        itertools.count(1.5, -2),
+        iter([3, 4, 5]),
+        iter((3, 4, 5)),
+        iter(range(5)),
+        functools.cache(seen),
+    ],
+    ids=str,
+)
+def test_iterators_and_caches_of_functions_are_as_they_were_within_the_block(advanced: Any) -> None:
+    def advance(one: Any, key: int) -> Any:
+        return one(key) if callable(one) else next(one)
+
+    held = Held()
+    held.one = advanced
+    seen.__defaults__[0].clear()  # type: ignore[index]
+    advance(advanced, 0)
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    assert beginning.changed() == []
+    first = advance(advanced, 1)
+    assert beginning.changed()[0] == "pipeline.one"
+    for only in (None, "pipeline.one"):
+        seen.__defaults__[0][:] = [0]  # type: ignore[index]
+        with beginning.restored(only):
+            assert held.one is not advanced
+            assert advance(held.one, 1) == first
+    assert held.one is advanced
+    seen.__defaults__[0][:] = [0, 1]  # type: ignore[index]
+    assert advance(advanced, 2) != first
+
+
+def test_a_cache_that_gets_no_more_stays_filled() -> None:
+    """It may hold a model."""
+    held = Held()
+    held.one = cached = functools.cache(seen)  # type: ignore[assignment]
+    cached(0)
+    beginning = Beginning({"pipeline": held}, held.net, {})
+    cached(0)
+    with beginning.restored():
+        assert held.one is cached  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.parametrize("at", ["new", "old"])
@@ -344,6 +459,7 @@ def test_files_threads_and_modules_stay_as_they_are(at: str) -> None:
     [
         (numpy.random.default_rng(0), lambda one: one.random()),
         (numpy.random.RandomState(0), lambda one: one.normal()),
+        (numpy.random.PCG64(0), lambda one: numpy.random.Generator(one).random()),
         (random.Random(0), lambda one: one.random()),
         (torch.Generator(), lambda one: float(torch.rand((), generator=one))),
     ],
@@ -484,18 +600,20 @@ HELPERS = {  # by the place in a module `helper` that keeps something: its text
     "def scale():\n    meter.calls += 1\n    return 1 if meter.calls < 40 else 2\n",
     "": "calls = 0\ndef scale():\n    global calls\n    calls += 1\n    return 1\n",
 }
+OBJECT = "class Scales:\n    def __call__(self):\n        return scale()\nscales = Scales()\n"
+CASES = [*((place, "from {name} import scale") for place in HELPERS), ("calls", "from {name} import scales as scale")]
 
 
-@pytest.mark.parametrize("place", HELPERS)
+@pytest.mark.parametrize(("place", "imported"), CASES)
 def test_what_another_module_of_the_project_keeps_is_found(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, imported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"helper_of_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(HELPERS[place])
+    (tmp_path / f"{name}.py").write_text(HELPERS[place] + OBJECT)
     (tmp_path / f"{name}_pipeline.py").write_text(
-        f"from tests.worker.pipelines import Batchnorm\nimport {name}\n"
+        f"from tests.worker.pipelines import Batchnorm\n{imported.format(name=name)}\n"
         "class Scaled(Batchnorm):\n    def loss(self, model, batch):\n"
-        f"        return super().loss(model, batch) * {name}.scale()\n"
+        "        return super().loss(model, batch) * scale()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     (end,) = members_end(importlib.import_module(f"{name}_pipeline").Scaled, steps=12)
@@ -507,11 +625,17 @@ def test_what_another_module_of_the_project_keeps_is_found(
     assert f"{name}.{place}" in str(end)
 
 
+@functools.cache
+def one_as(number: int) -> float:
+    return number / number
+
+
 class Notes(Batchnorm):
     """Looks back on what it has computed, and lets nothing follow."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._numbers = itertools.count(1)
         self.last: torch.Tensor | None = None
         self.one: torch.Tensor | None = None
         self.best: dict[str, float] = {}
@@ -519,7 +643,7 @@ class Notes(Batchnorm):
     def loss(self, model: nn.Module, batch: Batch) -> Any:
         if self.one is None:
             self.one = torch.ones(())
-        self.last = super().loss(model, (batch[0] * self.one, *batch[1:]))
+        self.last = super().loss(model, (batch[0] * self.one * one_as(next(self._numbers)), *batch[1:]))
         return self.last
 
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Any]:

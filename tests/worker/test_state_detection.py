@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -214,6 +215,16 @@ def test_a_generator_without_a_state_is_none() -> None:
     pipeline = Pipeline()
     pipeline.meter = random.SystemRandom()  # type: ignore[assignment]
     assert looks(pipeline, lambda each: each.meter.random()) == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("draw", [random.random, random.gauss, numpy.random.rand, torch.default_generator.seed])
+def test_generators_that_are_seeded_for_each_micro_batch_are_none(draw: Any) -> None:
+    pipeline = Pipeline()
+    pipeline.meter = draw
+    assert looks(pipeline, lambda each: each.meter()) == {}  # type: ignore[operator]
+    beginning = Beginning({"pipeline": pipeline}, pipeline.net, {})
+    draw()
+    assert beginning.changed() == []
 
 
 def test_a_linked_list_is_looked_at_as_far_as_python_may_go() -> None:

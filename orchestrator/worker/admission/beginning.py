@@ -7,8 +7,9 @@ alone. Within `restored` the objects refer to what they did before that step; wh
 Attributes are looked at of the pipeline, and of other objects, layers, functions and classes that the user has written. So are
 those of objects of packages and of namespaces to which these refer. Variables of closures, of the modules of pipeline and
 model and of those of the user's that these import, hooks of layers, and defaults of functions are, too. Lists, dictionaries
-and sets there count with their items, and so do those within them. Open files, threads, pools of these and modules stay as
-they are.
+and sets there count with their items, and so do those within them. An `itertools.count` and an iterator of a list count by
+where they stand. A function of the user's that has cached more is one with an empty cache. Open files, threads, pools of these
+and modules stay as they are.
 
 A tensor, an array or a generator of random numbers that has been written in place gets its former content, wherever else it
 is referred to, and afterwards the present one again. This is so of small ones in memory of their own: in other memory may be
@@ -21,20 +22,25 @@ too large for a copy, or on a card, counts as one if it has the shape of one of 
 
 from __future__ import annotations
 
+import ast
 import concurrent.futures
 import contextlib
+import copy
+import functools
 import io
+import itertools
+import operator
 import random
 import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 import numpy
 import torch
 
-from orchestrator.common.frames import variables_of
+from orchestrator.common.frames import is_users_module, variables_of
 from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.digests import prints_of
 from orchestrator.worker.admission import state_detection
@@ -42,7 +48,10 @@ from orchestrator.worker.admission import state_detection
 _MOST_ITEMS: Final = 1000
 _MOST_BYTES: Final = 2**23  # of arrays, and of tensors, which are copied
 _MOST_LOOKS: Final = 100
-_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
+_BASES = (OrderedDict, dict, list, set, deque)  # whose methods are called, as a class may override them
+_CONTAINERS: Final = frozenset({*_BASES, defaultdict, Counter})
+_ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))  # a copy goes on by itself
+_CACHED = type(functools.cache(len))
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _HOOKS: Final = frozenset(name for name in vars(torch.nn.Module()) if "_hooks" in name and "state_dict" not in name)
 _NOT_THEIRS: Final = frozenset(
@@ -60,21 +69,42 @@ _CPU: Final = torch.device("cpu")
 _MISSING: Final = object()
 
 
+class _Mark(NamedTuple):
+    """The state of an iterator, or of a function that caches. position: in the iterator, or the number of results that the
+    function has computed; again: makes another one that is as it was."""
+
+    position: Any
+    again: Callable[[], Any]
+
+
 class _Held(NamedTuple):
-    """An object, and what it refers to, by names; the items of containers there, by the same names."""
+    """An object, and what it refers to, by names; the items of containers there, and marks of iterators and of functions that
+    cache, by the same names."""
 
     place: str
     owner: Any
     values: dict[str, Any]
     items: dict[str, Any]
+    marks: dict[str, _Mark]
 
 
 class Beginning:
     """Made before the first step. roots: objects of the user's, by names for messages; modules: of theirs, as dictionaries of
-    their variables."""
+    their variables; more: gives those with others, which define classes and functions that are met."""
 
-    def __init__(self, roots: Mapping[str, Any], model: torch.nn.Module, modules: Mapping[str, dict[str, Any]]) -> None:
-        holders, weights = state_detection.holders_and_weights({**roots, **variables_of(modules)}, model)
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        model: torch.nn.Module,
+        modules: Mapping[str, dict[str, Any]],
+        more: Callable[[Set[str]], Mapping[str, dict[str, Any]]] | None = None,
+    ) -> None:
+        found, names = state_detection.holders_and_weights({**roots, **variables_of(modules)}, model), {*modules}
+        while more is not None and not found.modules <= names:
+            names |= found.modules
+            modules = more(names)
+            found = state_detection.holders_and_weights({**roots, **variables_of(modules)}, model)
+        holders, weights = found.holders, found.weights
         known = {id(owner) for _, owner in holders}
         layers = [(place, each) for place, each in model.named_modules(prefix="model") if id(each) not in known]
         named = model.named_parameters(prefix="model")
@@ -161,7 +191,7 @@ class Beginning:
         found = [_values(held.owner) for held in self._held]
         values = [held.values[name] for held in self._held for name in held.items]
         values += [each for now in found for each in now.values() if _is_container(each)]
-        containers = [(each, each.copy()) for each in {id(each): each for each in values}.values()]
+        containers = [(each, _items(each)) for each in {id(each): each for each in values}.values()]
         written = [(part, was, _copy(part)) for part, was in self._written()]
         if only is not None:
             there = {id(each) for held in self._held for place, each in _placed(held) if place == only}
@@ -277,6 +307,8 @@ def _write(part: Any, content: Any) -> None:
         part.setstate(content)
     elif isinstance(part, numpy.random.Generator):
         part.bit_generator.state = content
+    elif isinstance(part, numpy.random.BitGenerator):
+        part.state = content
     elif isinstance(part, (torch.Generator, numpy.random.RandomState)):
         part.set_state(content)
     else:
@@ -306,26 +338,57 @@ def _refers(held: _Held, name: str, written: Set[int]) -> bool:
 
 def _held(place: str, owner: Any) -> _Held:
     values = _values(owner)
-    return _Held(place, owner, values, {name: each.copy() for name, each in values.items() if _is_container(each)})
+    items = {name: _items(each) for name, each in values.items() if _is_container(each)}
+    marks = {name: mark for name, each in values.items() if (mark := _mark(each)) is not None}
+    return _Held(place, owner, values, items, marks)
 
 
 def _as_they_were(held: _Held, now: Mapping[str, Any], only: str | None) -> dict[str, Any]:
     """The values of the beginning; with only the one at this place, if that is given, and the present others."""
+    marked = {name: mark.again() for name, mark in held.marks.items() if only in (None, _place(held, name))}
     if only is None:
-        return held.values
+        return held.values | marked
     values = {name: value for name, value in now.items() if _place(held, name) != only}
-    return values | {name: value for name, value in held.values.items() if _place(held, name) == only}
+    return values | {name: value for name, value in held.values.items() if _place(held, name) == only} | marked
+
+
+def _mark(value: Any) -> _Mark | None:
+    """None of what is neither an iterator of these kinds nor a function of the user's that caches."""
+    kind = type(value)
+    if kind is itertools.count:
+        with contextlib.suppress(ValueError, SyntaxError):  # of numbers of another kind
+            numbers = [ast.literal_eval(each) for each in repr(value)[len("count(") : -1].split(", ")]
+            return _Mark(_position(value), lambda: itertools.count(*numbers))
+    elif kind in _ITERATORS:
+        return _Mark(_position(value), functools.partial(copy.copy, copy.copy(value)))
+    elif kind is _CACHED and is_users_module(getattr(value, "__module__", None)):
+        known = _position(value)
+        # It may have computed something large for good before the first step.
+        again = functools.lru_cache(**value.cache_parameters())
+        return _Mark(known, lambda: value if _position(value) == known else again(value.__wrapped__))
+    return None
+
+
+def _position(value: Any) -> Any:
+    if type(value) is _CACHED:
+        return value.cache_info().misses
+    return repr(value) if type(value) is itertools.count else operator.length_hint(value)
 
 
 def _fill(container: Any, items: Any) -> None:
     """Give a container these items, in their order, where it has others."""
     if _same_items(items, container):
         return
-    if isinstance(container, list):
-        container[:] = items
+    base = _base(container)
+    if base is list:
+        list.__setitem__(container, slice(None), items)
+        return
+    base.clear(container)
+    if base is OrderedDict:  # whose update() calls what a class may override
+        for key, value in items.items():
+            OrderedDict.__setitem__(container, key, value)
     else:
-        container.clear()
-        (container.extend if isinstance(container, deque) else container.update)(items)
+        (base.extend if base is deque else base.update)(container, items)
 
 
 def _values(owner: Any) -> dict[str, Any]:
@@ -346,29 +409,60 @@ def _values(owner: Any) -> dict[str, Any]:
 
 def _attributes(owner: Any) -> Any:
     """A mapping that shows them as they are; one that can be written, unless this is a class."""
-    if isinstance(owner, (dict, type)):
-        return owner if isinstance(owner, dict) else vars(owner)
-    return state_detection.attributes_of(owner)
+    if isinstance(owner, type):
+        return vars(owner)
+    return owner if type(owner) is dict else state_detection.attributes_of(owner)
 
 
 def _is_container(value: Any) -> bool:
-    return type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS
+    base = _base(value)
+    return base is not None and base.__len__(value) <= _MOST_ITEMS and _is_whole(value)
+
+
+def _base(value: Any) -> Any:
+    """Which container this is, or derives from; None of what is none."""
+    kind: Any = type(value)
+    return _base_of(kind)
+
+
+@functools.cache
+def _base_of(kind: type) -> type | None:
+    return next((each for each in _BASES if each in kind.__mro__), None)
+
+
+def _is_whole(container: Any) -> bool:
+    """Whether its items and attributes are all that it has: one of a package may keep an index of them."""
+    kind = type(container)
+    if kind in _CONTAINERS or is_users_module(kind.__module__):
+        return True
+    of = vars(container) if hasattr(container, "__dict__") else {}
+    return all(isinstance(each, _PLAIN) or _base(each) is not None for each in of.values())
+
+
+def _items(container: Any) -> Any:
+    """Those that it has now, taken at once, since threads of the user's may change it."""
+    base = _base(container)
+    if base is OrderedDict:
+        return OrderedDict(OrderedDict.items(container))
+    return base.copy(container) if base in (list, dict) else (set if base is set else list)(base.__iter__(container))
 
 
 def _same(held: _Held, name: str, now: Any) -> bool:
     was = held.values.get(name, _MISSING)
     if name in held.items and type(now) is type(was):
         return _same_items(held.items[name], now)
+    if name in held.marks and now is was:
+        return bool(_position(now) == held.marks[name].position)
     return isinstance(now, _HANDLES) or isinstance(was, _HANDLES) or _equal(was, now)
 
 
-def _same_items(was: Any, now: Any) -> bool:
+def _same_items(was: Any, container: Any) -> bool:
+    now = _items(container)
     if len(was) != len(now):
         return False
     if isinstance(was, set):
         return bool(was == now)
-    pairs = zip(_pairs(was), _pairs(now), strict=False)  # threads may have changed the length since
-    return all(_equal(a, b) and _equal(x, y) for (a, x), (b, y) in pairs)
+    return all(_equal(a, b) and _equal(x, y) for (a, x), (b, y) in zip(_pairs(was), _pairs(now), strict=True))
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -376,9 +470,8 @@ def _equal(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and repr(one) == repr(other))
 
 
-def _pairs(container: Any) -> list[tuple[Any, Any]]:
-    """Taken at once, since threads of the user's may change it."""
-    return list(container.items()) if isinstance(container, dict) else list(enumerate(list(container)))
+def _pairs(items: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(items.items()) if isinstance(items, dict) else enumerate(items)
 
 
 def _put(owner: Any, values: Mapping[str, Any]) -> None:

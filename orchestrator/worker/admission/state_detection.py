@@ -30,7 +30,7 @@ import threading
 import types
 import weakref
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -43,14 +43,22 @@ from orchestrator.optim import aside
 
 _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 100
+_MANY_ITEMS, _ALL_ITEMS = (
+    1000,
+    20_000,
+)  # of a container where numbers do not matter, and of those with more than the most
 _DEEPEST = 100  # objects within each other; as of a linked list, at whose end nothing is looked at
 _MOST_ELEMENTS = 2**20  # of an array
 _ALL_ELEMENTS = 2**26  # of the arrays that are looked at
 _OPAQUE = (type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-_GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+_OF_NUMPY = (numpy.random.Generator, numpy.random.BitGenerator, numpy.random.RandomState)
+_GENERATORS = (torch.Generator, random.Random, *_OF_NUMPY)
+_DRAWS: tuple[Any, ...] = (random.random, numpy.random.rand)
+_COMMON = (torch.default_generator, *(each.__self__ for each in _DRAWS))  # seeded for each micro-batch
 _BARE = frozenset({type(None), bool, str, bytes})  # nothing is within; most of what an attribute holds is such
 _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, deque)
-_WRITTEN = (*_CONTAINERS, torch.Tensor, numpy.ndarray)
+_WRITTEN = (*_CONTAINERS, *_GENERATORS, torch.Tensor, numpy.ndarray)
+_METHODS = (types.MethodType, types.BuiltinMethodType)
 # Objects of Python whose attributes are the user's.
 _NAMESPACES = (
     *(types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap, threading.local),
@@ -109,16 +117,17 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
 class Found(NamedTuple):
     """Each by its place. holders: objects and classes of the user's, objects of packages to which these refer, cells of
     closures, and of what containers and functions hold; weights: parameters and buffers of modules that are not within the
-    model."""
+    model; modules: names of those of the user's that define classes and functions there."""
 
     holders: list[tuple[str, Any]]
     weights: list[tuple[str, torch.Tensor]]
+    modules: set[str]
 
 
 def holders_and_weights(roots: Mapping[str, Any], model: torch.nn.Module) -> Found:
     """Those that the roots refer to."""
     walk = _walked(roots, model, gathers=True, hashes=False)
-    return Found(walk.holders + walk.within, walk.weights)
+    return Found(walk.holders + walk.within, walk.weights, walk.modules)
 
 
 def untrained(roots: Mapping[str, Any], model: torch.nn.Module) -> list[str]:
@@ -188,12 +197,14 @@ class _Walk:
         self.holders: list[tuple[str, Any]] = []
         self.within: list[tuple[str, Any]] = []  # cells of what containers, tuples and functions hold
         self.weights: list[tuple[str, torch.Tensor]] = []
+        self.modules: set[str] = set()  # names of the user's that define what was met
         self._gathers, self._hashes = gathers, hashes
         self._modules = {id(module) for module in model.modules()}
         self._tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._seen: dict[int, Any] = {}
         self._classes: set[type] = set()
         self._elements = 0
+        self._many = 0  # items of the containers that have more than the most
         self._depth = 0
 
     def through(self, place: str, value: Any, counts: int, *, near: bool) -> None:
@@ -202,7 +213,7 @@ class _Walk:
         if type(value) in _BARE:
             return
         if isinstance(value, (int, float)):
-            if counts:
+            if counts and self._hashes:
                 self.found[place] = True, repr(value).encode()
             return
         if id(value) in self._seen or len(self._seen) > _MOST_OBJECTS or self._depth >= _DEEPEST:
@@ -217,23 +228,40 @@ class _Walk:
             base = next(each for each in _CONTAINERS if isinstance(value, each))
             if counts == _ALL and not self._gathers:
                 self.found[f"the length of {place}"] = True, str(base.__len__(value)).encode()
-            for key, part in _items(value, base):
+            for key, part in self._items(value, base):
                 # The arrays of others than tuples are looked at with them.
                 if near and (base is tuple or isinstance(part, _CONTAINERS)):
                     self._hold(f"{place}[{key!r}]", part)
                 self.through(f"{place}[{key!r}]", part, counts, near=near)
+            attributes = None if is_base_module(type(value).__module__) else attributes_of(value)
+            if attributes is not None and attributes is not value:  # of a class that derives from a container
+                self._into(place, value, attributes, counts, near=near)
         elif is_generator(value):
             self.found[place] = True, printed(state_of(value))
         elif isinstance(value, (torch.Tensor, numpy.ndarray)):
             self._hash(place, value, is_state=counts == _ALL)
         elif isinstance(value, type):
             self._into_class(value)
+        elif isinstance(value, _METHODS) and (isinstance(value.__self__, _CONTAINERS) or is_generator(value.__self__)):
+            if near:
+                self._hold(f"{place}.__self__", value.__self__)
+            self.through(f"{place}.__self__", value.__self__, counts, near=near)
         elif (function := _function(value)) is not None:
             self._into_function(place, function, counts)
             if isinstance(value, types.MethodType) and not is_base_module(type(value.__self__).__module__):
                 self.through(f"{place}.__self__", value.__self__, counts, near=near)
         elif not isinstance(value, _OPAQUE) and (attributes := attributes_of(value)) is not None:
             self._into(place, value, attributes, counts, near=near)
+
+    def _items(self, container: Any, base: Any) -> Iterable[tuple[Any, Any]]:
+        """By Python's own methods: a class of a package may override them with what raises, or makes each item."""
+        size = base.__len__(container)
+        is_large = size > _MOST_ITEMS
+        self._many += size * is_large
+        if base is set or (is_large and (self._hashes or size > _MANY_ITEMS or self._many > _ALL_ITEMS)):
+            return ()
+        items = list(dict.items(container)) if base is dict else list(enumerate(base.__iter__(container)))
+        return [each for each in items if not _is_large(each[1])] if is_large else items
 
     def _into(self, place: str, value: Any, attributes: Mapping[str, Any], counts: int, *, near: bool) -> None:
         kind = type(value)
@@ -279,6 +307,7 @@ class _Walk:
         if not is_users_module(kind.__module__) or kind in self._classes:
             return
         self._classes.add(kind)
+        self.modules.add(kind.__module__)
         self.holders.append((f"{kind.__module__}.{kind.__qualname__}", kind))
         for name, part in list(vars(kind).items()):
             self._note_private(f"{kind.__module__}.{kind.__qualname__}", kind, name, part)
@@ -291,6 +320,7 @@ class _Walk:
         """Through what a function of the user's has besides its code."""
         if not is_users_module(function.__module__):
             return
+        self.modules.add(function.__module__)
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self.holders.append((f"{place}.{name}", cell))
@@ -343,8 +373,13 @@ class _Walk:
 
 
 def is_generator(value: Any) -> bool:
-    """Whether it draws random numbers from a state of its own."""
-    return isinstance(value, _GENERATORS) and not isinstance(value, random.SystemRandom)
+    """Whether it draws random numbers from a state of its own, which nobody seeds for a micro-batch."""
+    is_common = any(value is each for each in _COMMON)
+    return isinstance(value, _GENERATORS) and not (is_common or isinstance(value, random.SystemRandom))
+
+
+def _is_large(value: Any) -> bool:
+    return any(isinstance(value, each) and each.__len__(value) > _MOST_ITEMS for each in _CONTAINERS)
 
 
 def _public(name: str, counts: int) -> int:
@@ -362,12 +397,6 @@ def _function(value: Any) -> types.FunctionType | None:
     return value if isinstance(value, types.FunctionType) else None
 
 
-def _items(container: Any, base: Any) -> Iterator[tuple[Any, Any]]:
-    """By Python's own methods: a class of a package may override them with what raises, or makes each item."""
-    if base.__len__(container) <= _MOST_ITEMS and base is not set:
-        yield from list(dict.items(container)) if base is dict else list(enumerate(base.__iter__(container)))
-
-
 def state_of(generator: Any) -> Any:
     """The state to which a generator of random numbers can be set again."""
     if isinstance(generator, torch.Generator):
@@ -376,6 +405,8 @@ def state_of(generator: Any) -> Any:
         return generator.getstate()
     if isinstance(generator, numpy.random.Generator):
         return generator.bit_generator.state
+    if isinstance(generator, numpy.random.BitGenerator):
+        return generator.state
     return generator.get_state(legacy=False)
 
 

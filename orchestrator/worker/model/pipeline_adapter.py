@@ -121,10 +121,10 @@ class PipelineAdapter:
         names = sorted({type(each).__module__ for each in held.values()})
         return held | variables_of({name: vars(sys.modules[name]) for name in names if is_users_module(name)})
 
-    def user_modules(self) -> dict[str, dict[str, Any]]:
-        """The globals of the modules that define the classes of the pipeline and of its model, and of those of the user's that
-        these import."""
-        names = {type(self.pipeline).__module__, type(self.model).__module__}
+    def user_modules(self, others: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+        """The globals of the modules that define the classes of the pipeline and of its model, of others, and of those of the
+        user's that these import."""
+        names = {type(self.pipeline).__module__, type(self.model).__module__, *others}
         return {name: vars(module) for name, module in imported_modules(names).items()}
 
     def why_not_recorded(self, *, asks_step: bool) -> str:

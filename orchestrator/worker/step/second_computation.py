@@ -79,7 +79,7 @@ class SecondComputation:
     def _begun(self) -> Beginning:
         workload = self._workload
         objects = {name: each for name, each in workload.user_objects().items() if name not in state_detection.OF_DATA}
-        return Beginning(objects, workload.model, workload.user_modules())
+        return Beginning(objects, workload.model, workload.user_modules(), workload.user_modules)
 
     def expected(
         self, step: int, clock: int, shard: int, read_anew: Callable[[], object] = lambda: None
