@@ -25,7 +25,7 @@ import ssl
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from orchestrator.common.kernel_calls import memory_file
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 _READ_BYTES: Final = 1 << 18
 _RECORDS_BYTES: Final = 1 << 17  # of what is sent, turned into records at once
 _RECORD_BYTES: Final = 1 << 14
-_CLOCKS_DIFFER: Final = timedelta(days=2)
-_VALID: Final = timedelta(days=3650)  # longer than any run
+# A peer has to show this very certificate, whose run ends: its dates would only turn away a host whose clock is wrong.
+_BEGINS: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ENDS: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # "no well-defined expiration date", RFC 5280, 4.1.2.5
 _MESSAGES: Final = {
     "CERTIFICATE_VERIFY_FAILED": "does not have the certificate of this run ({})",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "has no certificate",
@@ -57,20 +58,19 @@ class Credentials:
     key: bytes = field(repr=False)
 
 
-def make_credentials(begins: datetime | None = None, ends: datetime | None = None) -> Credentials:
+def make_credentials(begins: datetime = _BEGINS, ends: datetime = _ENDS) -> Credentials:
     """Signed by itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    now = datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a run of orchestrator")])
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(begins or now - _CLOCKS_DIFFER)
-        .not_valid_after(ends or now + _VALID)
+        .not_valid_before(begins)
+        .not_valid_after(ends)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

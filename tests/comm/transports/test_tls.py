@@ -35,6 +35,12 @@ EARLY = make_credentials(NOW + timedelta(days=8), NOW + timedelta(days=9))
 OTHERS = make_credentials()
 
 
+def test_a_host_with_a_wrong_clock_is_not_turned_away() -> None:
+    """Its battery is empty, or it is years ahead."""
+    made = x509.load_pem_x509_certificate(CREDENTIALS.certificate)
+    assert (made.not_valid_before_utc.year, made.not_valid_after_utc.year) == (1970, 9999)
+
+
 def side_by_side(*tasks: Callable[[], Any]) -> list[Any]:
     return together(tasks)
 
