@@ -70,8 +70,10 @@ def read(entry: str, devices: int) -> Found:
     for is_one, function in ORIGINS:
         if is_one(entry):
             return function(entry, devices)
+    missing = "" if Path(entry).exists() else "there is no such file or folder, and "
     raise UsageError(
-        f"new: from={entry}: it is no class (module:Class), file of TrainingArguments, or folder of a model or data set",
+        f"new: from={entry}: {missing}it is no class (module:Class), file of TrainingArguments, or folder of a model or "
+        "data set",
         "name one of these; several are separated by commas",
         code="project.origin",
     )

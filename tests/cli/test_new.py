@@ -281,8 +281,11 @@ def test_what_is_no_origin_is_refused_and_so_is_what_means_nothing(
     with refused("transformers.argument", "fp16") as caught:
         command("new", "tagger", "from=args.json")
     assert "deepspeed" in str(caught.value)
-    with refused("project.origin", "bert"):
+    with refused("project.origin", "from=bert: there is no such file or folder"):
         command("new", "tagger", "from=bert")
+    with refused("project.origin", "from=conftest.py: it is no class"):
+        (tmp_path / "conftest.py").touch()
+        command("new", "tagger", "from=conftest.py")
     with refused("project.two-targets", "a run has one target"):
         command("new", "tagger", f"from={__name__}:Tagger,{__name__}:Own")
     assert not (tmp_path / "conf").exists()
