@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import inspect
 import sys
 import weakref
@@ -27,7 +26,7 @@ Mark = tuple[Any, ...]
 _Cached = type(functools.cache(len))
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_texts: weakref.WeakKeyDictionary[ModuleType, bytes] = weakref.WeakKeyDictionary()  # digests, of those looked at
+_first: weakref.WeakKeyDictionary[ModuleType, int] = weakref.WeakKeyDictionary()  # of the texts at the first look
 
 
 def marks(code: CodeType) -> Iterator[Mark]:
@@ -70,13 +69,14 @@ def functions_of(value: object) -> Iterator[FunctionType]:
 def is_current(module: ModuleType, text: bytes) -> bool:
     """Whether an imported module is still what this text says, as far as its functions tell, or what the text was before."""
     try:
-        known = {*marks(_compiled(module, text))}
-        digest = hashlib.sha256(ast.dump(ast.parse(text)).encode("utf-8", "surrogatepass")).digest()
+        code = _compiled(module, text)
     except (SyntaxError, ValueError):
         return False
+    known = {*marks(code)}
     if not all(mark(each.__code__) in known for each in _functions(module)):
         return False
-    return _texts.setdefault(module, digest) == digest
+    found = hash(mark(code))
+    return _first.setdefault(module, found) == found
 
 
 def _compiled(module: ModuleType, text: bytes) -> CodeType:
