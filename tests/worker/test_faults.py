@@ -124,7 +124,7 @@ PREPARING = [
     Fault(f.CountsUnderAPrivateName, Inconsistent, ("when pipeline._batches was another number", "parameter `step`")),
     Fault(f.CountsInAGlobal, Inconsistent, ("tests.worker.faulty.progress['batches'] changed", "no state")),
     Fault(f.DrawsRarely, Inconsistent, ("train.generator changed", "step 0, shard 0", "no state")),
-    Fault(f.AveragesInLoss, Inconsistent, ("pipeline.average.n_averaged", "step 0, shard 0", "no state")),
+    Fault(f.AveragesInLoss, Inconsistent, ("pipeline.average.n_averaged", "step 0, shard 0", "frozen copy")),
     Fault(f.CentresItsOutput, Inconsistent, ("differently", "what had changed: model.centre", "no state")),
     Fault(f.NoMetrics, PipelineRaised, ("metrics()", "NoneType", "{}")),
     Fault(f.MetricIsNoScalar, PipelineRaised, ("metrics()", "validation batch 0", "'logits'", "shape (2, 3)")),

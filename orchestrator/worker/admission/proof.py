@@ -178,9 +178,12 @@ def _verify(
     if len(results) > len(batches) and results[-1] != results[0]:
         raise _not_repeatable(what, found, differs())
     if any(grown.values()):
+        weights = dict(state_detection.holders_and_weights(workload.user_objects(), workload.model).weights)
         raise Inconsistent(
             f"{found} changed each time that {what} was computed",
-            f"{_NO_STATE}; what nothing follows from may have a name that begins with _",
+            state_detection.WITHIN_THE_MODEL
+            if weights.keys() & grown.keys()
+            else f"{_NO_STATE}; what nothing follows from may have a name that begins with _",
             code="pipeline.changes-itself",
         )
     for place in grown:

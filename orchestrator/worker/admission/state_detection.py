@@ -74,6 +74,10 @@ OF_DATA: Final = ("train", "validation")
 # to before it does something else.
 AWAY: Final = (1, 1_000_003)
 
+# The remedy for weights outside of the model that change.
+_RECIPE = "docs/porting.md, a moving average of the weights"
+WITHIN_THE_MODEL: Final = f"have a frozen copy within the model, which the optimizer's step() moves ({_RECIPE})"
+
 Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for sure; what changes when it does
 
 

@@ -71,8 +71,7 @@ class SecondComputation:
             raise Inconsistent(
                 f"before step {step}: {name}, which is no part of the model, has changed since the first step, and a worker "
                 "that joins would have its first value",
-                "have a frozen copy within the model, which the optimizer's step() moves (docs/porting.md, a moving average of "
-                "the weights)",
+                state_detection.WITHIN_THE_MODEL,
                 code="pipeline.weights-moved",
             )
 
