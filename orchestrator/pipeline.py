@@ -311,6 +311,16 @@ def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> It
         raise raised from None
 
 
+@contextmanager
+def outside_of_runs() -> Iterator[None]:
+    """Within the block no run records what the user's code raises, so no message names a file that would have it."""
+    try:
+        yield
+    except PipelineRaised as error:
+        error.remedy = error.remedy.removesuffix(_ASIDE).removesuffix(";\n  ")
+        raise
+
+
 def _refused(what: str, error: BaseException, operation: nondeterministic.Operation) -> PipelineRaised:
     """The error for an operation whose bits could not be repeated. Its line is among the frames, or, in a backward pass, a
     note."""

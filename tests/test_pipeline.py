@@ -15,7 +15,7 @@ import torch
 from orchestrator import Pipeline
 from orchestrator.common.processes import disregarded
 from orchestrator.errors import ConfigurationError, PipelineRaised
-from orchestrator.pipeline import defines, find, idle_clipping, named_otherwise, naming
+from orchestrator.pipeline import ONE_ROW, defines, find, idle_clipping, named_otherwise, naming, outside_of_runs
 from orchestrator.worker.member.heartbeat import CalledOff
 from tests.refusals import refused
 
@@ -264,6 +264,14 @@ def test_other_errors_get_no_advice() -> None:
     with pytest.raises(PipelineRaised) as caught, naming("loss()"):
         raise KeyError("a")
     assert caught.value.remedy == "the full traceback is in the run's folder, in error.txt"
+
+
+@pytest.mark.parametrize(("error", "remedy"), [(KeyError("a"), ""), (ValueError(ONE_ROW), "give it two")])
+def test_outside_of_runs_no_file_of_a_run_is_named(error: Exception, remedy: str) -> None:
+    """Nothing is written to a run's folder where a model is loaded."""
+    with pytest.raises(PipelineRaised) as caught, outside_of_runs(), naming("model()", lambda: "give it two"):
+        raise error
+    assert caught.value.remedy == remedy
 
 
 class FromElsewhere(Pipeline):

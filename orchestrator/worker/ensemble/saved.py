@@ -21,7 +21,7 @@ from orchestrator.adapters.source import Source
 from orchestrator.common.registry import is_reference
 from orchestrator.errors import UsageError
 from orchestrator.numerics.digests import distinct_state, model_digest
-from orchestrator.pipeline import Pipeline, naming
+from orchestrator.pipeline import Pipeline, naming, outside_of_runs
 from orchestrator.worker.ensemble.combinations import COMBINATIONS
 from orchestrator.worker.ensemble.model import EnsembleModel, Form
 from orchestrator.worker.model import construction
@@ -97,7 +97,8 @@ def load(folder: Path, combine: str | None = None, *, trusted: bool = False) -> 
         ) from None
     if not trusted:
         _require_named(blueprint.combine, folder, combine)
-    model = blueprint.build()
+    with outside_of_runs():
+        model = blueprint.build()
     fill(model, state, str(folder))
     if model_digest(model) != digest:
         raise UsageError(

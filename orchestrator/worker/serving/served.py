@@ -30,7 +30,7 @@ from orchestrator.numerics import batch_invariance, determinism
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import distinct_state
 from orchestrator.numerics.portable import operator_overrides
-from orchestrator.pipeline import Pipeline, defines, naming
+from orchestrator.pipeline import Pipeline, defines, naming, outside_of_runs
 from orchestrator.worker.model import construction
 from orchestrator.worker.serving.names import ARCHITECTURE, WEIGHTS
 
@@ -93,7 +93,7 @@ class Served:
 
     def save(self, to: Path) -> None:
         """In that form. Raises PipelineRaised."""
-        with naming("save()"):
+        with outside_of_runs(), naming("save()"):
             self._pipeline.save(self._model, to)
 
 
@@ -103,7 +103,7 @@ def load(folder: Path) -> Served:
     state = load_file(folder / WEIGHTS)
     args, seed, answers = architecture["args"], architecture["seed"], Answers.of(architecture.get("answers", {}))
     _have_arithmetic(architecture.get("arithmetic", "native"))
-    with left_as_it_was():
+    with left_as_it_was(), outside_of_runs():
         pipeline = construction.make_pipeline(table.find(Source.of(architecture)), args, seed)
         model = construction.with_data(pipeline, seed, lambda: _built(pipeline, seed, state))
         return Served(pipeline, model, answers)

@@ -229,6 +229,19 @@ def test_a_model_that_needs_what_datasets_finds_is_loaded(tmp_path: Path) -> Non
     assert model_digest(saved.load(tmp_path / "model")) == digest
 
 
+class Raising(p.Small):
+    def model(self) -> nn.Module:
+        raise KeyError("a vocabulary")
+
+
+def test_where_the_pipeline_raises_no_file_is_named_that_nobody_wrote(tmp_path: Path) -> None:
+    saved.save(BLUEPRINT.build(), replace(BLUEPRINT, target=f"{__name__}:Raising", args={}), tmp_path / "model")
+    with refused("pipeline.raised") as error:
+        saved.load(tmp_path / "model")
+    assert "a vocabulary" in str(error.value)
+    assert "error.txt" not in str(error.value)
+
+
 def test_a_saved_ensemble_is_the_same_one(tmp_path: Path) -> None:
     model = BLUEPRINT.build()
     model.weigh([0.5, 0.25, 0.25])
