@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -1453,7 +1454,7 @@ class EvaluationChangesBuffer(ChangesFixedBuffer):
 class RaisesInOneStep(Optimizing):
     """Only the first optimizer of a run that comes to step 1 fails: what no vote can tell the others."""
 
-    steps: ClassVar[Iterator[int]] = itertools.count()
+    turn: ClassVar[Any] = threading.Lock()  # the threads share it, and no second computation of one puts it back
 
     class Optimizer(torch.optim.SGD):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -1463,6 +1464,6 @@ class RaisesInOneStep(Optimizing):
         def step(self, closure: Any = None) -> Any:
             group = self.param_groups[0]
             group["steps"] += 1
-            if group["steps"] == 2 and next(RaisesInOneStep.steps) == 0:
+            if group["steps"] == 2 and RaisesInOneStep.turn.acquire(blocking=False):
                 raise UserError("no step here")
             return super().step(closure)

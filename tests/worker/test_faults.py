@@ -5,7 +5,7 @@ A fault is met by the member that has it; the others withdraw or lose it. Which 
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -326,7 +326,7 @@ def test_the_traceback_is_kept_whole() -> None:
 
 @pytest.mark.parametrize("topology", thinned(TOPOLOGIES, 2))
 def test_nobody_waits_for_one_whose_optimizer_fails(topology: str) -> None:
-    f.RaisesInOneStep.steps = itertools.count()
+    f.RaisesInOneStep.turn = threading.Lock()
     ends = members_end(f.RaisesInOneStep, Layout(4, topology), **OWN)
     assert [type(end).__name__ for end in ends if _left(end) != "peer"] == ["PipelineRaised"]
     assert all(end.accuses is None for end in ends if isinstance(end, Ended))  # it is alive and has said farewell
