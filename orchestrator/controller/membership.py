@@ -21,7 +21,8 @@ from orchestrator.errors import Inconsistent, few
 from orchestrator.records.comparison import differing
 from orchestrator.records.progress import advances_of, behind, steps_of
 
-_ALIKE = "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR"
+_ONE_KIND = "run on machines of one kind"
+_VARIABLES = f"{_ONE_KIND}, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR"
 _APART = ("machine", "code")  # of a run manifest: what need not be equal
 _NAMES_SHOWN = 3
 
@@ -394,7 +395,7 @@ def disagreement(
     if different == ["reference"]:
         return Inconsistent(
             f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'on like machines'})",
-            _ALIKE
+            _alike(run_manifest)
             if why
             else "put back what the pipeline reads beside data.inputs, if it changed meanwhile, and declare it there; draw "
             "from torch, numpy or random alone, which are seeded, and keep no sample that was drawn",
@@ -403,7 +404,8 @@ def disagreement(
     if why and different in (["initial_parameters"], ["initial_parameters", "reference"]):
         return Inconsistent(
             f"{one} and {other} begin with different parameters ({'; '.join(why)})",
-            f"{_ALIKE}; if they differ then, too, model() depends on more than its arguments, its files and seeded generators",
+            f"{_alike(run_manifest)}; if they differ then, too, model() depends on more than its arguments, its files and "
+            "seeded generators",
             code="replica.other-parameters",
         )
     return Inconsistent(
@@ -411,3 +413,11 @@ def disagreement(
         "model() and datasets() must depend on nothing but their arguments, their files and the seeded generators",
         code="replica.other-manifest",
     )
+
+
+def _alike(run_manifest: Mapping[str, Any]) -> str:
+    """A remedy where machines compute other bits. Portable arithmetic sets the variables itself, and is for CPUs alone."""
+    if "portable" in run_manifest.get("compute", {}):
+        return _ONE_KIND
+    on_gpus = any(key.startswith("GPU") for key in run_manifest.get("machine", {}))
+    return _VARIABLES if on_gpus else f"set run.arithmetic=portable; or {_VARIABLES}"

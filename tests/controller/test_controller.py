@@ -197,6 +197,33 @@ def test_machines_that_draw_other_parameters_are_named_before_the_pipeline(refer
     assert "prepared different runs: initial_parameters" in str(alike.error())
 
 
+@pytest.mark.parametrize("differing", ["reference", "initial_parameters"])
+@pytest.mark.parametrize(
+    ("compute", "machine", "portable", "variables"),
+    [
+        ({}, {}, True, True),
+        ({}, {"GPU: name": "A"}, False, True),  # on which no arithmetic is portable
+        ({"portable": {}}, {}, False, False),  # it is, and sets the variables itself
+    ],
+)
+def test_portable_arithmetic_is_the_remedy_where_it_may_be_set_and_is_not(
+    differing: str, compute: dict[str, Any], machine: dict[str, str], portable: bool, variables: bool
+) -> None:
+    here = {
+        **FACTS,
+        "reference": "a",
+        "initial_parameters": "c",
+        "compute": compute,
+        "machine": machine | {"CPU": "old"},
+    }
+    play = Play(requirements())
+    play(Ready(0, here), Ready(1, {**here, differing: "other", "machine": machine | {"CPU": "new"}}))
+    told = str(play.error())
+    assert "run on machines of one kind" in told
+    assert ("run.arithmetic=portable" in told) == portable
+    assert ("ATEN_CPU_CAPABILITY" in told) == variables
+
+
 def test_a_late_start_names_who_is_late() -> None:
     play = Play(requirements(servers=1))
     play(Ready(0, FACTS), prepare(2, beats=1))
