@@ -42,6 +42,7 @@ from orchestrator.config.settings import (
     document,
     flat,
     from_yaml,
+    kept,
     load,
     names,
     origins,
@@ -905,6 +906,15 @@ def test_the_text_as_a_file_gives_equal_settings_and_takes_overrides(write: Writ
     file = write("settings.yaml", to_yaml(settings))
     assert load([file], []) == settings
     assert load([file], ["run.epochs=2"]).run == dataclasses.replace(settings.run, steps=None, epochs=2)
+
+
+def test_a_launch_by_the_settings_of_a_jobs_run_is_no_part_of_the_job(write: Write) -> None:
+    """A job that is started again takes the newest run of its id, so it went on with that launch, or took it for its end."""
+    settings = load(["digits"], ["run.submission=job-1"], folder=ROOT / "conf")
+    file, _ = write("settings.yaml", to_yaml(settings)), write("data.json", "{}")
+    assert load([file], []).run == dataclasses.replace(settings.run, submission=None)
+    assert load([file], ["run.submission=job-2"]).run.submission == "job-2"
+    assert kept.as_held(Path(file)).run.submission == "job-1"
 
 
 # Views

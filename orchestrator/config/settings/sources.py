@@ -42,6 +42,7 @@ _BESIDE = {
 }  # in a record: the settings, and what lies with them
 _MOST_BYTES = 16 << 20  # of a file
 _MOST_LEVELS = 5000
+_JOB: KeyPath = ("run", "submission")
 _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # what is escaped has one backslash more (`views.escaped`)
 _MOST_NODES = 100_000  # with those that aliases repeat
 
@@ -136,6 +137,8 @@ def from_name(entry: str, folder: Path, key: str = "conf", *, recorded: bool = F
         found = from_text(_read(file), str(file))
         beside = file.with_name(_BESIDE.get(file.name, file.name)).is_file() and file.name in _BESIDE
         found.recorded = recorded or beside
+        if beside and not recorded:  # it describes another launch, which is no part of the job
+            found.leaves = [leaf for leaf in found.leaves if leaf.path != _JOB]
         return found
     except FileNotFoundError:
         missing = coded("settings.no-such-file", f"{key}={entry}: there is no such file")
