@@ -19,6 +19,7 @@ from orchestrator.pipeline import Pipeline
 
 _IGNORED = -100  # the label of what counts nothing
 _LABELS = "labels"
+_SHIFTED = "prepare_decoder_input_ids_from_labels"  # a method of models whose decoder is given the labels before
 
 
 class Model(Pipeline):
@@ -94,7 +95,10 @@ class Model(Pipeline):
         facts = batch_facts.of(inputs)
         counted = self._counted(inner, inputs)
         passed = counted / 1 if counted is not None and _takes_more(inner) else None
-        smoothed = inputs.pop(_LABELS) if self._given.label_smoothing_factor and _LABELS in inputs else None
+        smoothed = inputs.pop(_LABELS) if self._smooths(inner) and _LABELS in inputs else None
+        if smoothed is not None and hasattr(inner, _SHIFTED) and "decoder_input_ids" not in inputs:
+            # Without labels a decoder would be given what the encoder is, or nothing. Trainer leaves this to the collator.
+            inputs["decoder_input_ids"] = getattr(inner, _SHIFTED)(smoothed)
         if passed is not None:
             inputs["num_items_in_batch"] = passed
         with facts.told():
@@ -107,6 +111,11 @@ class Model(Pipeline):
         else:
             loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
         return loss if counted is None or batch[_LABELS].is_floating_point() else (loss, counted)
+
+    def _smooths(self, model: Any) -> bool:
+        """Whether labels are smoothed. As in Trainer several labels of one row never are."""
+        several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+        return bool(self._given.label_smoothing_factor) and not several
 
     def _counted(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """How many labels count, as Trainer finds it; None where there are none of the usual name."""

@@ -207,6 +207,36 @@ def test_smoothed_labels_are_another_loss() -> None:
     assert trained(with_training(TAGGER, label_smoothing_factor=0.1), steps=1).losses != trained(TAGGER, steps=1).losses
 
 
+@pytest.mark.parametrize("kind", ["Bart", "T5"])
+def test_with_smoothed_labels_a_decoder_is_given_the_labels_before_as_without(kind: str) -> None:
+    """And so it learns the same: with next to no smoothing losses are those without."""
+    layers = {"num_layers": 1, "d_ff": 16, "d_kv": 8, "num_heads": 2, "dropout_rate": 0.0, "decoder_start_token_id": 0}
+    if kind == "Bart":
+        of_bart = ("dropout", "attention_dropout", "activation_dropout")
+        layers = {"encoder_layers": 1, "decoder_layers": 1, **dict.fromkeys(of_bart, 0.0)}
+    options = {"vocab_size": tiny.VOCABULARY, "d_model": 16, "pad_token_id": 0, **layers}
+    pipeline = Trainable(
+        {"class": f"{kind}ForConditionalGeneration", "config": options},
+        f"{MODULE}:texts",
+        training={"max_steps": 4, "label_smoothing_factor": 1e-9},
+    )
+    model = pipeline.model()
+    rows = torch.arange(1, 13).view(2, 6)
+    batch = {"input_ids": rows, "labels": rows.flip(1)}
+    smoothed, plain = loss_of(pipeline, model, batch), model(**batch).loss
+    assert smoothed.item() == pytest.approx(plain.item(), rel=1e-5)
+
+
+def test_several_labels_of_a_row_are_not_smoothed_as_in_trainer() -> None:
+    several = {**tiny.TAGGER["config"], "num_labels": 3, "problem_type": "multi_label_classification"}
+    pipeline = Trainable(
+        **with_training({**CAUSAL, "model": {**CLASSIFIER, "config": several}}, label_smoothing_factor=0.1)
+    )
+    model = pipeline.model()
+    batch = {"input_ids": torch.tensor([[1, 2], [3, 4]]), "labels": torch.tensor([[1.0, 0, 1], [0, 0, 1]])}
+    assert torch.equal(loss_of(pipeline, model, batch), model(**batch).loss)
+
+
 def test_biases_and_norms_do_not_decay() -> None:
     pipeline = Trainable(**with_training(TAGGER, weight_decay=0.1))
     model = pipeline.model()
