@@ -88,7 +88,16 @@ _LABELS = ("label", "labels")  # of a batch that is a mapping, as data sets and 
 
 _NAMED_OTHERWISE = {  # hooks of other frameworks, and the method that is called here
     "collate_fn": "collate",
+    "compute_loss": "loss",
+    "training_step": "loss",
     "configure_optimizers": "optimizer",
+    "create_optimizer": "optimizer",
+    "create_optimizer_and_scheduler": "optimizer",
+    "get_decay_parameter_names": "optimizer",
+    "create_scheduler": "rate",
+    "get_train_dataloader": "datasets",
+    "get_eval_dataloader": "datasets",
+    "prediction_step": "metrics",
     "compute_metrics": "metrics",
     "metric": "metrics",
     "validation_step": "metrics",
@@ -96,6 +105,8 @@ _NAMED_OTHERWISE = {  # hooks of other frameworks, and the method that is called
     "on_validation_epoch_end": "on_evaluation",
     "predict_step": "predict",
 }
+
+_OWN = "orchestrator."  # the module of a pipeline for the models of another framework, which has all methods itself
 
 # In a name that `metrics` of an adapter returns, before how the numbers of the batches are put together: sum, min or max. A
 # name without it is that of a mean.
@@ -221,13 +232,13 @@ def defines(pipeline: type[Pipeline], method: str) -> bool:
 def named_otherwise(pipeline: type[Pipeline]) -> dict[str, str]:
     """The methods that nobody calls, named as hooks of another framework, each with the one that is called here and is missing.
     One whose name the class's own code has may be called by that."""
-    own = [each for each in pipeline.__mro__ if each not in Pipeline.__mro__]
+    own = [each for each in pipeline.__mro__ if each not in Pipeline.__mro__ and not each.__module__.startswith(_OWN)]
     held = {name: value for each in reversed(own) for name, value in vars(each).items()}
     used = {name for value in held.values() if inspect.isfunction(value) for name in _names_in(value.__code__)}
     return {
         name: here
         for name, here in _NAMED_OTHERWISE.items()
-        if name in held.keys() - used and not hasattr(Pipeline, name) and not defines(pipeline, here)
+        if name in held.keys() - used and not hasattr(Pipeline, name) and here not in held
     }
 
 

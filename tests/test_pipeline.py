@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from orchestrator import Pipeline
+from orchestrator.adapters.transformers import Trainable
 from orchestrator.common.processes import disregarded
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.pipeline import ONE_ROW, defines, find, idle_clipping, named_otherwise, naming, outside_of_runs
@@ -296,9 +297,24 @@ class CallsThem(FromElsewhere):
         return {}
 
 
+class OfTrainer(Trainable):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:  # noqa: ARG002
+        return model(**inputs).loss
+
+    def create_optimizer(self) -> Any:
+        return None
+
+    def collate(self, items: Any) -> Any:
+        return self.collate_fn(items)
+
+    def collate_fn(self, items: Any) -> Any:
+        return items
+
+
 def test_hooks_by_names_of_other_frameworks_are_found_that_nobody_calls() -> None:
     assert named_otherwise(FromElsewhere) == {"collate_fn": "collate", "compute_metrics": "metrics"}
     assert named_otherwise(CallsThem) == {}
+    assert named_otherwise(OfTrainer) == {"compute_loss": "loss", "create_optimizer": "optimizer"}
     assert named_otherwise(Pipeline) == {}
 
 
