@@ -123,10 +123,22 @@ class _Remote:
     folder = None
 
     def __init__(self, url: str) -> None:
-        with waiting.undisturbed():
-            self._files, root = _opened(url)
-        self._root = root.rstrip("/")
+        self._given = url
         self._url = url.rstrip("/")
+        self._open()
+
+    def _open(self) -> None:
+        with waiting.undisturbed():
+            self._store, root = _opened(self._given)
+        self._root = root.rstrip("/")
+        self._process = os.getpid()
+
+    @property
+    def _files(self) -> Any:
+        """The file system of fsspec, which is one process's: a forked one, as of a DataLoader, has none of its threads."""
+        if self._process != os.getpid():
+            self._open()
+        return self._store
 
     def describe(self, path: str) -> str:
         return f"{self._url}/{path}"
@@ -145,8 +157,9 @@ class _Remote:
 
     def _of_versions(self) -> Any:
         """The same store, which gives versions of its objects."""
-        files = type(self._files)(**{**self._files.storage_options, "version_aware": True})
-        files.retries = self._files.retries
+        store = self._files
+        files = type(store)(**{**store.storage_options, "version_aware": True})
+        files.retries = store.retries
         return files
 
     def _act(self, verb: str, *arguments: Any, **options: Any) -> Any:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import io
 import json
+import os
+import signal
 import tarfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +290,44 @@ def test_files_of_an_object_store_are_read_through_the_cache(tmp_path: Path, mon
     store.rm_file("/corpus/1.jsonl")
     with refused("data.file-unreadable"):
         files[3]
+    files.close()
+
+
+def _in_a_forked_process(check: Callable[[], bool]) -> bool:
+    """Whether it says yes there, in time, as in a worker of a DataLoader."""
+    process = os.fork()
+    if not process:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(2)
+    return os.waitpid(process, 0)[1] == 0
+
+
+@pytest.mark.slow
+def test_a_forked_process_reads_from_a_store_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file system was the parent's, whose threads it has not: it asked in vain for data.store_timeout_s."""
+
+    class Served(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=str(tmp_path))
+
+        def log_message(self, *given: Any) -> None:
+            pass
+
+    for number, rows in enumerate(ROWS):
+        (tmp_path / f"{number}.jsonl").write_bytes(_jsonl(rows))
+    index(str(tmp_path), None, {})
+    monkeypatch.setattr(cache, "_used", {})
+    cache.use(10**6, str(tmp_path / "cache"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        files = Files(f"http://127.0.0.1:{server.server_port}")
+        assert files[0]["text"] == "0-0"
+        assert _in_a_forked_process(lambda: files[3]["text"] == "1-0")
+        server.shutdown()
     files.close()
 
 
