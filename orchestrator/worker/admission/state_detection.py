@@ -43,10 +43,8 @@ from orchestrator.optim import aside
 
 _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 100
-_MANY_ITEMS, _ALL_ITEMS = (
-    1000,
-    20_000,
-)  # of a container where numbers do not matter, and of those with more than the most
+_MANY_ITEMS = 1000  # of a container where numbers do not matter
+_ALL_ITEMS = 20_000  # of the containers that have more than the most
 _DEEPEST = 100  # objects within each other; as of a linked list, at whose end nothing is looked at
 _MOST_ELEMENTS = 2**20  # of an array
 _ALL_ELEMENTS = 2**26  # of the arrays that are looked at
