@@ -172,7 +172,7 @@ def test_a_wait_says_after_five_seconds_for_whom_and_ends_when_the_file_is_remov
     told = capsys.readouterr().err
     assert told.count("\n") == 2
     assert told.startswith(f"note: waiting for {path}, which process {process.pid} (")
-    assert f"of user {locks._user(os.getuid())} holds" in told
+    assert f"of user {locks.user_name(os.getuid())} holds" in told
     assert "remove the file" in told
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import secrets
 from collections.abc import Sequence
@@ -49,12 +50,8 @@ def open_storage(place: str | Path) -> Storage:
 
     Raises ConfigurationError for a place that cannot be one.
     """
-    scheme, separator, rest = str(place).partition("://")
-    if not separator or isinstance(place, Path):
-        folder = Path(place)
-    elif scheme == "file":
-        folder = Path(unquote(urlsplit(f"//{rest}").path))
-    else:
+    folder = _folder_of(place)
+    if folder is None:
         return Remote(str(place))
     try:
         return LocalFolder(folder.expanduser())  # a shell leaves the ~ of checkpoint.uri=~/x as it is, and so does YAML
@@ -62,6 +59,13 @@ def open_storage(place: str | Path) -> Storage:
         raise unusable(f"checkpoint.uri: {folder}", error, "the user behind ~ has no home here") from error
     except OSError as error:
         raise unusable(f"checkpoint.uri: {folder}", error, _say(error)) from error
+
+
+def _folder_of(place: str | Path) -> Path | None:
+    scheme, separator, rest = str(place).partition("://")
+    if not separator or isinstance(place, Path):
+        return Path(place)
+    return Path(unquote(urlsplit(f"//{rest}").path)) if scheme == "file" else None
 
 
 def try_out(place: str) -> None:
@@ -73,16 +77,42 @@ def try_out(place: str) -> None:
             "write a folder such as /data/checkpoints, or a URL such as file:///data/checkpoints or s3://bucket/checkpoints",
             code="checkpoint.no-place",
         )
-    storage, name = open_storage(place), f"tried-out-{secrets.token_hex(8)}"
     try:
-        storage.put(name, [b""])
-        storage.delete(name)
+        _write_and_remove(open_storage(place))
     except OSError as error:
         raise ConfigurationError(
             [f"checkpoint.uri: {place} cannot be written: {_say(error)}"],
             "see to its address, the rights and the way to it",
             code="checkpoint.place-unwritable",
         ) from error
+
+
+def open_shared(place: str) -> Storage:
+    """The place that a driver on another node, or of another user, has opened, and where this process is to write parts. Raises
+    ConfigurationError where it cannot."""
+    folder = _folder_of(place)
+    try:
+        if folder is not None and not folder.expanduser().is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the folder that the driver has made is not there")
+        storage = open_storage(place)
+        _write_and_remove(storage)
+    except OSError as error:
+        node, user = platform.node(), locks.user_name(os.geteuid())
+        raise ConfigurationError(
+            [f"checkpoints: {place} cannot be written by user {user} on {node}: {_say(error)}"],
+            "see to the credentials, the rights and the way to it on that node"
+            if folder is None
+            else "let all nodes share that folder, and start Ray on them as the user who launches, or as users of the folder's "
+            "group, with umask 002 at the launch",
+            code="checkpoint.node-cannot-write",
+        ) from error
+    return storage
+
+
+def _write_and_remove(storage: Storage) -> None:
+    name = f"tried-out-{secrets.token_hex(8)}"
+    storage.put(name, [b""])
+    storage.delete(name)
 
 
 def sync_folder(folder: Path) -> None:

@@ -226,7 +226,7 @@ def _opened(path: Path) -> int:
 
 def _sign(descriptor: int) -> None:
     """For who looks for the holder on another machine, or in another container."""
-    note = f"process {os.getpid()} of {_user(os.geteuid())} on {socket.gethostname()}\n"
+    note = f"process {os.getpid()} of {user_name(os.geteuid())} on {socket.gethostname()}\n"
     with contextlib.suppress(OSError):  # a full disk
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, note.encode(), 0)
@@ -269,7 +269,7 @@ def _process(file: Path | int) -> int | None:
 def _named(process: int) -> str:
     place = Path(f"/proc/{process}")
     try:
-        name, user = (place / "comm").read_text(encoding="utf-8", errors="replace"), _user(place.stat().st_uid)
+        name, user = (place / "comm").read_text(encoding="utf-8", errors="replace"), user_name(place.stat().st_uid)
     except OSError:
         return f"a child of process {process}, which has ended,"
     here = "this process, " if process == os.getpid() else ""
@@ -278,12 +278,12 @@ def _named(process: int) -> str:
 
 def _owner(path: Path) -> str | None:
     try:
-        return f"user {_user(path.lstat().st_uid)}"
+        return f"user {user_name(path.lstat().st_uid)}"
     except OSError:
         return None
 
 
-def _user(number: int) -> str:
+def user_name(number: int) -> str:
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:  # an account without a name

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint.storage import LocalFolder, Remote, Storage, open_storage, try_out
+from orchestrator.checkpoint.storage import LocalFolder, Remote, Storage, open_shared, open_storage, try_out
 from tests.checkpoint.stores import InMemory
 from tests.refusals import refused
 
@@ -97,6 +97,22 @@ def test_a_place_is_tried_out_and_left_as_it_was(tmp_path: Path, monkeypatch: py
         _fail(patched, "Path.replace", 0)
         with refused("checkpoint.place-unwritable"):
             try_out(str(tmp_path))
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_that_this_node_lacks_or_may_not_write_is_refused_before_a_part_is(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each checkpoint failed with a warning, and nothing was saved."""
+    open_shared(f"{scheme}{tmp_path}").put("a", [b"1"])
+    assert names(tmp_path) == ["a"]
+    with refused("checkpoint.node-cannot-write", f"{tmp_path}/elsewhere"):
+        open_shared(f"{scheme}{tmp_path}/elsewhere")
+    assert names(tmp_path) == ["a"]
+    _fail(monkeypatch, "Path.replace", 0)
+    with refused("checkpoint.node-cannot-write") as raised:
+        open_shared(f"{scheme}{tmp_path}")
+    assert "as the user who launches" in raised.value.remedy
 
 
 def test_a_missing_bucket_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,3 +122,32 @@ def test_a_member_takes_no_notice_of_a_signal_to_its_group_and_its_children_do(n
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@pytest.mark.parametrize(
+    ("first", "writers", "address", "tries"),
+    [
+        (True, (0, 1), "a:1", True),
+        (False, (0, 1), "a:1", False),
+        (True, (0,), "a:1", False),
+        (True, (0, 1), None, False),
+    ],
+)
+def test_a_writer_of_a_joined_ray_tries_the_place_before_the_first_step(
+    first: bool, writers: tuple[int, ...], address: str | None, tries: bool
+) -> None:
+    """Later the run has something to lose. A private Ray writes as the driver does, who has tried."""
+
+    class Opened(Exception):
+        pass
+
+    def opened(place: str, *, tries: bool) -> None:
+        raise Opened(place, tries)
+
+    actor: Any = object.__new__(MemberActor)
+    actor._checkpoint_client = SimpleNamespace(open=opened)
+    actor._plan = SimpleNamespace(cluster=SimpleNamespace(address=address))
+    generation: Any = SimpleNamespace(is_first=first, writers=writers, storage="there")
+    with pytest.raises(Opened) as raised:
+        actor._run(generation, 1, {})
+    assert raised.value.args == ("there", tries)

@@ -144,6 +144,22 @@ def answering(member: Called) -> None:
     threading.Thread(target=answer, daemon=True).start()
 
 
+SHARED = ("cluster.address=10.0.0.1:6379", "checkpoint.uri=/shared")
+
+
+@pytest.mark.parametrize(("settings", "told"), [(SHARED, ("there",)), (SHARED[:1], ()), (SHARED[1:], ())])
+def test_who_comes_late_is_told_where_checkpoints_lie_if_its_node_may_not_reach_that(
+    settings: tuple[str, ...], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = members_on(DoubleOfRay(), monkeypatch, *settings)
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(held, "_call", lambda *arguments, **_: calls.append(arguments))
+    held.start(1, "worker", ActorPlacement(None, {}))
+    held.run(0, SimpleNamespace(storage="there"), 1, {})  # type: ignore[arg-type]
+    held.start(2, "worker", ActorPlacement(None, {}))
+    assert [each for each in calls if each[1] == "prepare"] == [(1, "prepare"), (2, "prepare", *told)]
+
+
 def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as reports of the member come. Its silences leave room for a machine that stands still for most of a second."""
     monkeypatch.setattr(members, "_SILENT_S", 1.0)

@@ -77,6 +77,11 @@ def test_only_who_reaches_the_checkpoints_writes_them() -> None:
     assert directory(everywhere=True).generation(begin(), None).writers == (0, 1, 2)
 
 
+def test_the_first_generation_of_a_driver_is_told_apart() -> None:
+    found = directory()
+    assert [found.generation(begin(), 120).is_first for _ in range(3)] == [True, False, False]
+
+
 def test_who_moves_what_a_shard_keeps_is_connected() -> None:
     found = directory("topology=tree")
     four = begin(members=(3, 5, 8, 9), shards=((0,), (1,), (2,), (3,)), state_transfers=(), nodes=(0, 1, 0, 1))

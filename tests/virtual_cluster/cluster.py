@@ -413,8 +413,8 @@ class Actor(member_actor.MemberActor):
         self._process = process
         super().__init__(*arguments, **more)
 
-    def prepare(self) -> member_actor.Answer:
-        answer = super().prepare()
+    def prepare(self, storage: str | None = None) -> member_actor.Answer:
+        answer = super().prepare(storage)
         self._process.ready = True
         return answer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.checkpoint.catalog import load, read
 from orchestrator.checkpoint.state import TrainingState
-from orchestrator.checkpoint.storage import Storage, open_storage
+from orchestrator.checkpoint.storage import Storage, open_shared, open_storage
 from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.errors import CheckpointDamaged
 
@@ -25,10 +25,11 @@ class CheckpointClient:
         self._storage: Storage | None = None
         self._writer: PartWriter | None = None
 
-    def open(self, place: str) -> None:
-        """Use this location. Raises ConfigurationError where it cannot hold checkpoints."""
+    def open(self, place: str, *, tries: bool = False) -> None:
+        """Use this location. tries: whether a small file is written there first. Raises ConfigurationError where it cannot hold
+        checkpoints."""
         if self._storage is None:
-            self._storage = open_storage(place)
+            self._storage = open_shared(place) if tries else open_storage(place)
             self._writer = PartWriter(self._storage, self._emit)
 
     @property

@@ -170,10 +170,10 @@ class MemberActor:
         """Carry out the driver's calls. It never returns: Ray tells the driver of its end, which is that of the process."""
         self._calls.serve()
 
-    def prepare(self) -> Answer:
+    def prepare(self, storage: str | None = None) -> Answer:
         """`{"run_manifest", "addresses", "pid", "node", "niceness", "reads", "sites", "card", "card_memory"}`: ready to join a
-        generation."""
-        return self._answer(lambda: self._on_card(self._prepare, lambda: card_failure.PREPARING))
+        generation. storage: where the parts of checkpoints lie, of a run that goes on."""
+        return self._answer(lambda: self._on_card(lambda: self._prepare(storage), lambda: card_failure.PREPARING))
 
     def run(
         self,
@@ -251,7 +251,7 @@ class MemberActor:
     def _beat(self) -> Answer:
         return {**with_imports(self._heartbeat.snapshot()), "card": self._card}
 
-    def _prepare(self) -> Answer:
+    def _prepare(self, storage: str | None) -> Answer:
         from orchestrator.numerics import allocator
 
         with phases.of("imports", self._role), allocator.without_collections():
@@ -275,6 +275,8 @@ class MemberActor:
         self._shared = QueueMemory() if self._role == "worker" and self._plan.update.sharded else None
         shared = {} if self._shared is None else {"update": self._shared.handle}
         self._checkpoint_client = CheckpointClient(self._emit)
+        if storage is not None and self._role == "worker":
+            self._checkpoint_client.open(storage, tries=True)
         services = ProcessServices(
             self._heartbeat,
             self._emit,
@@ -351,7 +353,9 @@ class MemberActor:
         from orchestrator.comm.transports.sockets import connect
 
         assert self._checkpoint_client is not None
-        self._checkpoint_client.open(generation.storage)
+        # On a joined Ray it may be of another user. Late workers have tried before they were ready.
+        tries = generation.is_first and rank in generation.writers and self._plan.cluster.address is not None
+        self._checkpoint_client.open(generation.storage, tries=tries)
         timeouts = self._plan.cluster.timeouts
 
         def join() -> Transport:

@@ -178,7 +178,10 @@ class Members:
         for answer in (actor.locate.remote(), actor.serve.remote()):
             self._members[member].pending += 1
             answer.future().add_done_callback(partial(self._of_ray, member))
-        self._call(member, "prepare", told="prepared")
+        # All nodes reach a place that was named. A worker of a private Ray writes as this process does.
+        shares = self._plan.checkpoints.uri is not None and self._plan.cluster.address is not None
+        storage = [self._packed[0].storage] if shares and self._packed is not None else []
+        self._call(member, "prepare", *storage, told="prepared")
 
     def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any]) -> None:
         """Have the member take part in a generation; "ran" is heard when it has ended for this member. The entries of

@@ -26,6 +26,7 @@ class MemberDirectory:
         self._addresses: dict[int, dict[str, Any]] = {}
         self._nodes: dict[int, str] = {}
         self._numbers: dict[str | int, int] = {}
+        self._has_begun = False
 
     def add(self, member: int, addresses: dict[str, Any], node: str) -> None:
         self._addresses[member] = addresses
@@ -50,6 +51,7 @@ class MemberDirectory:
     def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
         """The generation as its members get it. checkpoint: the step of the one to restore, if any."""
         where = None if checkpoint is None else str(checkpoint)
+        is_first, self._has_begun = not self._has_begun, True
         return Generation(
             begin,
             schedule_of(begin, self._exchange),
@@ -59,6 +61,7 @@ class MemberDirectory:
             groups=groups_of(begin, self._exchange),
             queues=self._places(begin, "board"),
             updates=self._places(begin, "update"),
+            is_first=is_first,
         )
 
     def _places(self, begin: Begin, what: str) -> tuple[MemoryHandle | None, ...]:

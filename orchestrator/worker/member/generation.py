@@ -56,6 +56,7 @@ class Generation:
     queues: tuple[MemoryHandle | None, ...] = ()
     # by worker's rank, the memory in which it shares a divided update; None for a worker that is alone on its host
     updates: tuple[MemoryHandle | None, ...] = ()
+    is_first: bool = False  # of this driver: the run ends if a writer cannot write, as nothing is lost yet
 
     @classmethod
     def unpacked(cls, content: bytes) -> Generation:
