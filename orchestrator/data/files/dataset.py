@@ -357,10 +357,14 @@ def _close(opened: dict[int, _Opened]) -> None:
 
 class _Watch:
     """A thread that lets files go which this process keeps open while it does something else, and others wait for their room:
-    a worker that waits for another one would keep it waiting otherwise."""
+    a worker that waits for another one would keep it waiting otherwise. A forked process, as of a DataLoader, has such a thread
+    too, and is forked while this one has no lock of a data set."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._has_forked
+        )
         self._watched: weakref.WeakKeyDictionary[Files, dict[str, int]] = weakref.WeakKeyDictionary()
         self._runs = False
 
@@ -371,7 +375,15 @@ class _Watch:
                 self._watched[files] = {sign: files.cache.sign(sign) for sign in (WANTED, WISHED)}
             if not self._runs:
                 self._runs = True
-                threading.Thread(target=self._watch, daemon=True, name="giving way").start()
+                self._start()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._watch, daemon=True, name="giving way").start()
+
+    def _has_forked(self) -> None:
+        self._lock.release()
+        if self._runs:
+            self._start()
 
     def _watch(self) -> None:
         while self._watches():
@@ -381,9 +393,9 @@ class _Watch:
         with self._lock:
             watched = list(self._watched.items())
             self._runs = bool(watched)
-        for files, seen in watched:
-            assert files.cache is not None
-            files.give_way(files.cache, seen)
+            for files, seen in watched:
+                assert files.cache is not None
+                files.give_way(files.cache, seen)
         return bool(watched)
 
 

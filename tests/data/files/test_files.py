@@ -10,7 +10,7 @@ import os
 import signal
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +298,7 @@ def _in_a_forked_process(check: Callable[[], bool]) -> bool:
     process = os.fork()
     if not process:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
+        signal.alarm(10)
         try:
             os._exit(0 if check() else 1)
         finally:
@@ -329,6 +329,50 @@ def test_a_forked_process_reads_from_a_store_too(tmp_path: Path, monkeypatch: py
         assert _in_a_forked_process(lambda: files[3]["text"] == "1-0")
         server.shutdown()
     files.close()
+
+
+@pytest.fixture
+def read_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    """From elsewhere; one file is open."""
+    store = fsspec.filesystem("memory")
+    for number, rows in enumerate(ROWS):
+        store.pipe_file(f"/forked/{number}.jsonl", _jsonl(rows))
+    index("memory://forked", None, {})
+    monkeypatch.setattr(cache, "_used", {})
+    cache.use(10**6, str(tmp_path))
+    files = Files("memory://forked")
+    assert files[0]["text"] == "0-0"
+    yield files
+    files.close()
+
+
+def test_a_forked_process_waits_for_no_thread_of_its_parent(
+    read_before: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that lets files go had the lock of what is open now and then; a worker of a DataLoader then never read."""
+    within = threading.Event()
+
+    def give_way(self: Files, *_: Any) -> None:
+        with self._lock:
+            within.set()
+            threading.Event().wait(0.2)
+
+    monkeypatch.setattr(Files, "give_way", give_way)
+    assert within.wait(20)
+    assert _in_a_forked_process(lambda: read_before[0]["text"] == "0-0")
+
+
+def test_a_forked_process_lets_go_what_it_has_of_its_parent(read_before: Files) -> None:
+    """It had no thread that does: where it read nothing, others waited for the room."""
+
+    def lets_go() -> bool:
+        assert read_before.cache is not None
+        read_before.cache.call(cache.WANTED)
+        while read_before._opened:
+            threading.Event().wait(0.01)
+        return True
+
+    assert _in_a_forked_process(lets_go)
 
 
 def test_a_store_that_fails_once_is_asked_again_for_a_file_that_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
