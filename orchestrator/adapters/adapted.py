@@ -26,7 +26,16 @@ class Course:
     evaluates_in_steps: bool = True  # whether evaluations come after a number of steps, and not by the clock or never
 
 
-class Adapted(Pipeline):
+class Told(Pipeline):
+    """The base of pipelines that are told the course of their run."""
+
+    def begin(self, course: Course) -> list[str]:  # noqa: ARG002
+        """Called before `optimizer` of what an adapter has made, and in a worker after `datasets`. Returns what a person is to
+        know of the data, a sentence each. Raises PipelineRaised for what does not go with the settings."""
+        return []
+
+
+class Adapted(Told):
     """The base of what adapters make."""
 
     # The options of the schedule `plateau`, if the code has one that the settings do not have yet.
@@ -35,11 +44,6 @@ class Adapted(Pipeline):
     follows_settings = False  # whether the rate is that of the settings, though there is a rate()
     asks_step = False  # whether parts of the model may ask for the step, though the pipeline's `loss` does not take it
     validation_batch = 0  # the number of the validation batch that is looked at, in the order of the validation set
-
-    def begin(self, course: Course) -> list[str]:  # noqa: ARG002
-        """Called before `optimizer`, and in a worker after `datasets`. Returns what a person is to know of the data, a sentence
-        each. Raises PipelineRaised for what does not go with the settings."""
-        return []
 
     def at(self, step: int) -> None:
         """Called before each loss, with the updates that the model has had."""

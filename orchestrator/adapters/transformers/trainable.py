@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from orchestrator.adapters.adapted import Course, Told
 from orchestrator.adapters.transformers import batch_facts, collating, data, measuring, models
 from orchestrator.adapters.transformers import training as trainers
 from orchestrator.adapters.transformers.arguments import OF_THE_LOSS, Training
@@ -74,7 +76,7 @@ class Model(Pipeline):
 
     def datasets(self) -> tuple[Any, Any]:
         train, validation = data.load(self._data)
-        self._samples = len(train)
+        self._samples = operator.length_hint(train)  # 0: it has no length, as a Stream
         return train, validation
 
     def collate(self, items: Sequence[Any]) -> Any:
@@ -149,14 +151,20 @@ class Model(Pipeline):
         )
 
 
-class Trainable(Model):
+class Trainable(Model, Told):
     """The same with the optimizer and the schedule of transformers' Trainer, by the names of its TrainingArguments: no decay
     for biases and norms, and learning rates from its own functions."""
+
+    _steps: int | None = None  # of the run; None outside of one
 
     def _require(self, training: Mapping[str, Any]) -> None:  # noqa: ARG002
         trainers.require_optimizer(self._given.optim)
         trainers.require_schedule(self._given.lr_scheduler_type)
         self._given.require_length()
+
+    def begin(self, course: Course) -> list[str]:
+        self._steps = course.steps
+        return []
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return trainers.optimizer(model, self._given)
@@ -166,7 +174,8 @@ class Trainable(Model):
 
     @functools.cached_property
     def _factors(self) -> Callable[[int], float]:
-        return trainers.factors(self._given, self._given.steps(self._samples))
+        given = self._given
+        return trainers.factors(given, given.max_steps or self._steps or given.steps(self._samples))
 
 
 def _takes_more(model: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.adapters.adapted import Adapted
+from orchestrator.adapters.adapted import Adapted, Told
 from orchestrator.common.frames import adopt, imported_modules, is_users_module, variables_of
 from orchestrator.config.plan import Data, Plan, Run
 from orchestrator.data import mixture
@@ -88,9 +88,9 @@ class PipelineAdapter:
         self.evaluation_batches = EvaluationBatches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
 
     def begin(self, plan: Plan) -> list[str]:
-        """Tell a pipeline that an adapter has made what the run is; returns what a person is to know of its data, a sentence
+        """Tell a pipeline of another framework what the run is; returns what a person is to know of its data, a sentence
         each. Raises PipelineRaised."""
-        if not isinstance(self.pipeline, Adapted):
+        if not isinstance(self.pipeline, Told):
             return []
         with naming("what depends on the length of the run"):
             return self.pipeline.begin(construction.course_of(plan, self.samples.order))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from orchestrator import Stream
 from orchestrator.adapters.transformers import Model, Trainable, batch_facts
 from orchestrator.adapters.transformers.data import load
 from orchestrator.adapters.transformers.library import package
@@ -363,3 +364,41 @@ def test_an_adapter_that_peft_does_not_know_is_refused() -> None:
 def test_a_model_has_the_optimizer_of_the_configuration() -> None:
     with refused("transformers.model-optimizer", "max_steps"):
         Model(**TAGGER)
+
+
+def mixed() -> tuple[dict[str, Any], Any]:
+    rows, validation = tiny.texts()
+    return {"few": rows[:8], "many": rows[8:]}, validation
+
+
+class Counted(Stream):
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Any:  # noqa: ARG002
+        return iter(tiny.texts()[0][shard::shards])
+
+
+def streamed() -> tuple[Any, Any]:
+    return Counted(), tiny.texts()[1]
+
+
+RATES: set[float] = set()
+
+
+class Rated(Trainable):
+    def rate(self, step: int) -> float:
+        RATES.add(found := super().rate(step))
+        return found
+
+
+def test_in_epochs_the_schedule_is_as_long_as_the_run_over_several_training_sets() -> None:
+    """40 rows, 16 a step: a mixture of two sets has 5 steps in 2 epochs."""
+    RATES.clear()
+    training = {"num_train_epochs": 2, "batch_size": 16}
+    args = {**CAUSAL, "data": f"{__name__}:mixed", "training": training}
+    mixture = {"few": 0.5, "many": 0.5}
+    train(Rated, args=args, optimizer=None, steps=None, epochs=2, shards=4, batch_size=16, mixture=mixture)
+    assert sorted(RATES, reverse=True) == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_stream_is_trained_on() -> None:
+    args = {**CAUSAL, "data": f"{__name__}:streamed"}
+    assert trained(args).digest == trained(args, Layout(3, "tree")).digest
