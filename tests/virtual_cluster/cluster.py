@@ -681,6 +681,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (sockets, "connect", cluster.connect),
         (shared_memory, "SharedRegions", cluster.regions),
         (checkpoint_client, "open_storage", lambda _: Store(cluster, cluster.here())),
+        (checkpoint_client, "open_shared", lambda _: Store(cluster, cluster.here())),
     ]
     with ExitStack() as stack:
         for module, name, double in doubles:

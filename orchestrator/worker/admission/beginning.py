@@ -71,7 +71,8 @@ _MISSING: Final = object()
 
 class _Mark(NamedTuple):
     """The state of an iterator, or of a function that caches. position: in the iterator, or the number of results that the
-    function has computed; again: makes another one that is as it was."""
+    function has computed; again: makes another one that is as it was. One that has not moved stays, as a function may have
+    cached something large for good before the first step."""
 
     position: Any
     again: Callable[[], Any]
@@ -345,7 +346,8 @@ def _held(place: str, owner: Any) -> _Held:
 
 def _as_they_were(held: _Held, now: Mapping[str, Any], only: str | None) -> dict[str, Any]:
     """The values of the beginning; with only the one at this place, if that is given, and the present others."""
-    marked = {name: mark.again() for name, mark in held.marks.items() if only in (None, _place(held, name))}
+    moved = {name: mark for name, mark in held.marks.items() if _position(held.values[name]) != mark.position}
+    marked = {name: mark.again() for name, mark in moved.items() if only in (None, _place(held, name))}
     if only is None:
         return held.values | marked
     values = {name: value for name, value in now.items() if _place(held, name) != only}
@@ -362,10 +364,8 @@ def _mark(value: Any) -> _Mark | None:
     elif kind in _ITERATORS:
         return _Mark(_position(value), functools.partial(copy.copy, copy.copy(value)))
     elif kind is _CACHED and is_users_module(getattr(value, "__module__", None)):
-        known = _position(value)
-        # It may have computed something large for good before the first step.
         again = functools.lru_cache(**value.cache_parameters())
-        return _Mark(known, lambda: value if _position(value) == known else again(value.__wrapped__))
+        return _Mark(_position(value), lambda: again(value.__wrapped__))
     return None
 
 

@@ -6,9 +6,6 @@ a resume, would lack it and go on with other bits. So a micro-batch is computed 
 first step, where an attribute has changed for the first time. It is so in each step up to 8 too, and in four of each doubling
 behind, if anything has changed, or if loss is told the step. The same is done with validation batches.
 
-State may also lie where nobody looks, as in a file or a queue. On processors, where code is not replayed from recordings, one
-is computed twice in the first step of each doubling from the eighth on, whatever is seen.
-
 Weights of modules outside of the model are looked at alone: these may be large, and code that changes them has state.
 """
 
@@ -17,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +27,6 @@ from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step.contribution import Contribution, digest_of
 
 _MOST_TRIED, _MOST_NAMED = 20, 3  # places
-_UNSEEN_FROM: Final = 8  # the first step in which one is computed twice though nothing is seen to have changed
 
 
 class Tried(NamedTuple):
@@ -66,11 +62,8 @@ class SecondComputation:
             self._is_due = has_more = beginning.has_more()
             if has_more or is_scheduled(step):
                 self._changed = beginning.changed()
-                self._is_due = bool(self._changed) or self._workload.takes_step or self._is_due_unseen(step)
+                self._is_due = bool(self._changed) or self._workload.takes_step
         return self._is_due and step > self._tried
-
-    def _is_due_unseen(self, step: int) -> bool:
-        return step >= _UNSEEN_FROM and step & (step - 1) == 0 and not self._replica.staging.answers_late
 
     def _refuse_moved(self, beginning: Beginning, step: int) -> None:
         name = beginning.moved_weight(wholly=is_scheduled(step))
