@@ -376,8 +376,9 @@ class _Walk:
 
 def is_generator(value: Any) -> bool:
     """Whether it draws random numbers from a state of its own, which nobody seeds for a micro-batch."""
-    is_common = any(value is each for each in _COMMON)
-    return isinstance(value, _GENERATORS) and not (is_common or isinstance(value, random.SystemRandom))
+    if not isinstance(value, _GENERATORS) or isinstance(value, random.SystemRandom):
+        return False
+    return not any(value is each for each in _COMMON)
 
 
 def _is_large(value: Any) -> bool:
