@@ -34,7 +34,7 @@ _ROOM_FILES = 100
 def new() -> Path:
     """Nobody else may enter it. Raises ClusterUnavailable where there is no room, OSError."""
     parent = tempfile.gettempdir()
-    if len(os.fsencode(parent)) > _LONGEST_PARENT or not parent.isprintable():  # Ray takes no bytes that are not UTF-8
+    if len(parent) > _LONGEST_PARENT or not (parent.isascii() and parent.isprintable()):  # Ray takes no others
         parent = "/tmp"
     _require_room(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
