@@ -251,6 +251,21 @@ def _readable(top: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _with_room(scratch: Path) -> Iterator[None]:
+    """DVC makes databases of its state there, also to read alone. Raises ConfigurationError where it cannot."""
+    import sqlite3
+
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise ConfigurationError(
+            [f"DVC, which reads the versions of data, cannot write below {scratch.parent.parent}: {error}"],
+            "make room there, or name another place with TMPDIR",
+            code="dvc.no-room",
+        ) from error
+
+
+@contextlib.contextmanager
 def opened(top: Path, within: Path | None = None) -> Iterator[Any]:
     """The project for DVC's own code, to be read: its locks and its state lie elsewhere, and git is left out. within: a folder
     out of which nothing is read, nor files that are larger than any that people write, as of a project of somebody else."""
@@ -258,7 +273,7 @@ def opened(top: Path, within: Path | None = None) -> Iterator[Any]:
         from dvc.repo import Repo
 
         reader = type("Reader", (Repo,), {"tmp_dir": str(scratch)})
-        with _readable(top):
+        with _readable(top), _with_room(scratch):
             system = None if within is None else _bounded(within)
             repository = reader(str(top), fs=system, config={"core": {"no_scm": True, "site_cache_dir": str(scratch)}})
         with repository:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -179,6 +180,17 @@ def test_settings_of_dvc_that_are_broken_are_an_error(tracked: Path) -> None:
     (tracked / ".dvc/config").write_text("[cache]\n    dir = /some/%(where)s\n")
     with refused("dvc.configuration"):
         capture(tracked, ["raw.csv"])
+
+
+def test_a_place_for_temporary_files_in_which_dvc_cannot_write_is_told(tracked: Path) -> None:
+    """DVC makes databases there, of more bytes than a file may have here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with refused("dvc.no-room", "disk I/O error"):
+            dvc_files.outs(tracked)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_json_that_is_no_list_of_files_is_not_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
