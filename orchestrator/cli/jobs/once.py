@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, ended, ended_run
+from orchestrator.common import locks
 from orchestrator.config.settings import Settings, kept
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.launch.launch import launch
@@ -21,14 +25,36 @@ from orchestrator.provenance.tracking import Past, Store
 
 KEY = "run.submission"
 _BEFORE_ITS_FIRST_STEP = ("record.no-settings", "record.no-code")  # whoever drove it was lost too early for a resume
+_LETTERS = 16  # of the hash of an id, in the name of its lock
 # Over from a job to a run that it goes on with.
 _PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
 
 
 def run(arguments: Arguments) -> CommandResult:
     kept = [each for each in arguments.overrides if each.startswith(_PLACES_TAKEN)]
-    run_id, came = once(arguments.value, arguments.settings, arguments.origins, kept, trusted=arguments.flag("trust"))
+    with alone(arguments.value):
+        run_id, came = once(
+            arguments.value, arguments.settings, arguments.origins, kept, trusted=arguments.flag("trust")
+        )
     return ended(0, as_dict(came), arguments) if isinstance(came, Past) else ended_run(run_id, came, arguments)
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Within the block no other process of this project is at work under this id: it would find no run yet, and launch a second
+    one. Raises UsageError."""
+    place = project_folder(Path.cwd()) / f"once-{hashlib.sha256(name.encode()).hexdigest()[:_LETTERS]}.lock"
+    try:
+        lock = locks.take(place)
+    except locks.LockTaken as taken:
+        raise UsageError(
+            f"job {name} is under way in {taken.who}", "wait for its end, or end that process", code="job.under-way"
+        ) from None
+    try:
+        yield
+    finally:
+        place.unlink(missing_ok=True)  # while it is held: whoever has opened it takes another one
+        os.close(lock)
 
 
 def find(store: Store, name: str) -> Past | None:

@@ -62,3 +62,16 @@ def test_a_run_that_still_runs_elsewhere_is_not_launched_beside_it(
     with refused("record.still-running"):
         _once(monkeypatch, "record.still-running")
     assert launched == []
+
+
+def test_a_job_that_is_started_twice_at_once_is_launched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds no run in the store yet."""
+    monkeypatch.chdir(tmp_path)
+    with story.alone("a job"):
+        with refused("job.under-way", "job a job is under way in this process"), story.alone("a job"):
+            pass
+        with story.alone("another"):
+            pass
+    with story.alone("a job"):
+        pass
+    assert [each.name for each in (tmp_path / ".orchestrator").iterdir()] == [".gitignore"]
