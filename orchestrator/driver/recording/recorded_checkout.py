@@ -37,7 +37,7 @@ def checked_out(
         there = dvc_files.root(project) is not None or any((project / item.path).exists() for item in inputs)
         source = project if there else restored.project
         restoring.restore(restored.project, inputs, source, top=restored.root, names=names)
-        restoring.lend_listed(restored.project, inputs, source)
+        restoring.lend_listed(restored.project, inputs, source, restored.root)
         restoring.lend_storage(restored.project, project, restored.root)
         initial.lend(settings.initial.digest, folder, restored.project)
         begin.lend(settings.begin, folder, restored.project)

@@ -79,7 +79,7 @@ class Repeater:
         """The code and the data of the original, as long as the block lasts."""
         with self.code() as restored:
             self.bring(restored, self.original.inputs)
-            restoring.lend_listed(restored.project, self.original.inputs, self.project)
+            restoring.lend_listed(restored.project, self.original.inputs, self.project, restored.root)
             restoring.lend_storage(restored.project, self.project, restored.root)
             initial.lend(self.original.initial.digest, self.folder, restored.project)
             begin.lend(self.original.held.begin, self.folder, restored.project)

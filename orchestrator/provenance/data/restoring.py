@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,15 @@ from types import MappingProxyType
 
 from orchestrator.common import temporary
 from orchestrator.data.files import manifest
+from orchestrator.data.files.manifest import leads_out
 from orchestrator.data.files.places import is_elsewhere
 from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.data import dvc_files, hashing
 from orchestrator.provenance.data.dvc_files import MD5, Out, Storage
 from orchestrator.provenance.data.versions import Input
+
+_IN_CODE = "work tree"
+_SPECIAL = re.compile(rb"[\\*?\[ ]")  # to git in a pattern
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,13 @@ def restore(
             "type the command where DVC's cache or a remote has them, or bring those bytes back to their place",
             code="dvc.not-restored",
         )
+    _hide(top or target, (target / (job.item.place or job.item.path) for job in jobs if job.is_brought))
     return [Restored(job.item.path, str(job.source), tuple(job.notes)) for job in jobs]
 
 
-def lend_listed(project: Path, inputs: Iterable[Input], source: Path) -> None:
+def lend_listed(project: Path, inputs: Iterable[Input], source: Path, top: Path) -> None:
     """Have lists of files in a restored work tree find what they list in a folder of the project `source`, by links: the list
-    alone is recorded, and each file is checked against it when it is opened."""
+    alone is recorded, and each file is checked against it when it is opened. top: that tree's first folder."""
     for item in inputs:
         path = project / item.path
         if item.lists is None or not path.is_file():
@@ -84,6 +90,7 @@ def lend_listed(project: Path, inputs: Iterable[Input], source: Path) -> None:
             if there.exists() and not os.path.lexists(lent):
                 lent.parent.mkdir(parents=True, exist_ok=True)
                 lent.symlink_to(there.absolute())
+                _hide(top, [lent])
 
 
 def lend_storage(project: Path, source: Path, top: Path) -> None:
@@ -104,10 +111,23 @@ def lend_storage(project: Path, source: Path, top: Path) -> None:
     settings.update({f'remote "{name}"': {"url": url} for name, url in kept.remotes.items()})
     if kept.default is not None:
         settings["core"] = {"remote": kept.default}
-    with (top / ".git" / "info" / "exclude").open("a", encoding="utf-8") as file:
-        file.write(f"/{(own / '.dvc' / 'config.local').relative_to(top).as_posix()}\n")
+    _hide(top, [own / ".dvc" / "config.local"])
     with (own / ".dvc" / "config.local").open("wb") as file:
         settings.write(file)
+
+
+def _hide(top: Path, places: Iterable[Path]) -> None:
+    """Have git ignore what the recorded code has not: it need not be the code that named it to git (`.git/info/exclude`, the
+    user's own settings, a sparse checkout). Files that git tracks stay in it."""
+    if not (top / ".git").is_dir():  # a folder and no repository
+        return
+    file = top / ".git" / "info" / "exclude"
+    file.parent.mkdir(exist_ok=True)
+    with file.open("ab") as stream:
+        for path in sorted({os.path.relpath(place, top) for place in places}):
+            if path == "." or leads_out(path):
+                continue
+            stream.write(b"/" + _SPECIAL.sub(rb"\\\g<0>", os.fsencode(path)).replace(b"\n", b"?") + b"\n")
 
 
 @dataclass
@@ -129,12 +149,16 @@ class _Job:
             return None
         return f"{self.item.path} (md5 {self.item.md5}): {'; '.join(self.reasons)}"
 
+    @property
+    def is_brought(self) -> bool:
+        return self.source not in (None, _IN_CODE)
+
     def is_done(self) -> bool:
         """Whether nothing has to be brought, or nothing may be."""
         leads_outside = self._leads_outside(self.item.path)
         if self.item.md5 == hashing.EMPTY and not leads_outside:  # git keeps no folder without files
             (self.target / self.item.path).mkdir(parents=True, exist_ok=True)
-        if self._arrived("work tree"):
+        if self._arrived(_IN_CODE):
             return True
         if leads_outside:
             self.reasons.append(

@@ -260,6 +260,20 @@ def test_whoever_records_the_restored_data_finds_them_where_they_are_kept(tracke
     ]
 
 
+def test_what_was_brought_is_no_code_whoever_had_git_ignore_it(tracked: Path) -> None:
+    """`.git/info/exclude`, the settings of a user and files that a sparse checkout leaves out are in no snapshot."""
+    (tracked / ".gitignore").write_text("/.dvc/cache\n")
+    target = repository_of(tracked, tracked / ".orchestrator" / "worktrees" / "1" / "code")
+    odd = tracked / "imgs [1] *\n "
+    (tracked / "data/imgs").rename(odd)
+    inputs = capture(tracked, [odd.name, "raw.csv"])
+    before = tree_id(target)
+    assert [item.source for item in restore(target, inputs, tracked)] == ["folder", "cache"]
+    assert tree_id(target) == before
+    (target / "new.txt").write_text("new")
+    assert tree_id(target) != before
+
+
 def test_a_folder_of_any_name_lends_its_cache(tracked: Path, tmp_path: Path) -> None:
     """DVC reads such a path, and does not write it."""
     place = tracked.rename(tmp_path / "été #1, 'so' said")
@@ -314,7 +328,7 @@ def test_a_list_finds_in_a_restored_tree_what_lies_in_the_project(place: str | N
     (target / listed).write_bytes(replace(made, place=place).written())
     item = Input(listed, "0" * 32, 1, 1, lists=(1, 2))
     for _ in range(2):
-        lend_listed(target, [item], project)
+        lend_listed(target, [item], project, target)
     is_lent = place in ("data/corpus", None)
     assert (target / "data/corpus/a/1.jsonl").exists() == is_lent
     assert not (target / "data/corpus/beside.txt").exists()
