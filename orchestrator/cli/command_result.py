@@ -11,6 +11,7 @@ from orchestrator.cli.arguments import Arguments
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.terminal import console
 from orchestrator.errors import REPLICAS_DIFFERED, OrchestratorError, ending
+from orchestrator.provenance.tracking import as_argument
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def ended_run(run_id: str, outcome: RunOutcome, arguments: Arguments) -> Command
                 f"  start it anew: the checkpoint of step {outcome.checkpoint} may hold parts of replicas that differ"
             )
         elif outcome.checkpoint is not None and not outcome.recurs:
-            console.tell(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}")
+            where = as_argument(outcome.store)
+            console.tell(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}{where}")
     return ended(code_of(outcome.error), outcome.as_dict(run_id, arguments.started), arguments)
 
 

@@ -7,6 +7,8 @@ from orchestrator.cli.command_result import CommandResult, code_of, ended
 from orchestrator.driver.terminal import console
 from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.experiments.sweep.sweep import sweep
+from orchestrator.provenance.tracking import as_argument
+from orchestrator.records import redaction
 
 
 def run(arguments: Arguments) -> CommandResult:
@@ -24,5 +26,6 @@ def ended_sweep(report: SweepReport, arguments: Arguments, kind: str) -> Command
     """Say how a sweep or an ensemble (`kind`) ended that was launched or gone on with."""
     if report.error is not None:
         console.tell(f"error: {report.error}\n  {kind} {report.sweep_id}")
-        console.tell(f"  go on: python -m orchestrator resume={report.sweep_id}")
+        where = as_argument(None if report.uri is None else redaction.text(report.uri))
+        console.tell(f"  go on: python -m orchestrator resume={report.sweep_id}{where}")
     return ended(code_of(report.error), report.as_dict(), arguments)

@@ -17,7 +17,7 @@ from orchestrator.driver.folders import NAME, has_begun, is_driven, project_fold
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.terminal import console
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.provenance.tracking import LABEL, Past, Store, is_server, is_there, orphaned
+from orchestrator.provenance.tracking import LABEL, Past, Store, as_argument, is_server, is_there, orphaned
 
 if TYPE_CHECKING:
     import pandas
@@ -65,17 +65,19 @@ def _without_orphans(
         past for past in runs if past.is_orphan and past.run_id not in untold and not is_driven(folder, past.run_id)
     ]
     for past in left:
-        say(f"note: {orphaned(past.run_id)}; {_what_follows(past, folder / past.run_id)}")
+        say(f"note: {orphaned(past.run_id)}; {_what_follows(past, folder / past.run_id, store.name)}")
     with contextlib.suppress(ConfigurationError), store.usable():
         store.mark(left)
     return [replace(past, status="KILLED", is_orphan=False) if past in left else past for past in runs]
 
 
-def _what_follows(past: Past, place: Path) -> str:
-    """place: the folder of the run."""
+def _what_follows(past: Past, place: Path, store: str | None) -> str:
+    """place: the folder of the run; store: that has it, as output may show it, None for the project's."""
     if past.kind == "audit":
         return "type `rerun=RUN_ID audit=N` once more"
-    return _TOO_EARLY if place.is_dir() and not has_begun(place) else f"`resume={past.run_id}` goes on with it"
+    if place.is_dir() and not has_begun(place):
+        return _TOO_EARLY
+    return f"`resume={past.run_id}{as_argument(store)}` goes on with it"
 
 
 def _store(project: Path, uri: str | None) -> Store | None:

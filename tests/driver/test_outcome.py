@@ -9,10 +9,12 @@ import pytest
 
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import ended_run
+from orchestrator.cli.sweep import ended_sweep
 from orchestrator.common.values import Span, Steps
 from orchestrator.data.plan import Data
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import Inconsistent, Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
+from orchestrator.experiments.sweep.report import SweepReport
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,16 @@ def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixt
         ended_run("0123", outcome, Arguments("", (), 0.0))
         assert ("go on from step 7: python -m orchestrator resume=0123" in capsys.readouterr().err) == (not recurs)
     assert not RunOutcome(checkpoint=7).recurs
+
+
+def test_who_goes_on_with_a_run_of_another_store_names_that(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = Interrupted("by SIGINT")
+    ended_run("0123", RunOutcome(error=stopped, checkpoint=7, store="http://server:5000"), Arguments("", (), 0.0))
+    assert "resume=0123 tracking.uri=http://server:5000\n" in capsys.readouterr().err
+    ended_sweep(SweepReport("4567", error=stopped, uri="http://me:secret@server:5000"), Arguments("", (), 0.0), "sweep")
+    told = capsys.readouterr().err
+    assert "resume=4567 tracking.uri=" in told
+    assert "secret" not in told
 
 
 def test_a_checkpoint_of_replicas_that_differ_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,9 +99,9 @@ def test_a_task_is_understood_as_it_was_told() -> None:
 
 
 def test_who_is_superseded_says_by_whom() -> None:
-    said = leader_lease.superseded("4e8d", Driving(True, OTHER, None))
+    said = leader_lease.superseded("4e8d", Driving(True, OTHER, None), "http://server:5000")
     assert said.startswith("error: process 2 on there goes on with run 4e8d")
-    assert "resume=4e8d" in said
+    assert said.endswith("resume=4e8d tracking.uri=http://server:5000")
 
 
 @pytest.mark.slow

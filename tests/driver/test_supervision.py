@@ -57,7 +57,7 @@ class Watching:
 
     def tell_of_a_run(self) -> None:
         note = f"import os; open({str(self.noted)!r}, 'w').write(os.environ[{supervisor.TAKEN_OVER!r}])"
-        self.tell(run="4e8d", command=[sys.executable, "-c", note], trace=str(self.trace))
+        self.tell(run="4e8d", command=[sys.executable, "-c", note], where=" tracking.uri=URI", trace=str(self.trace))
 
     def lose_the_driver(self) -> str:
         """The supervisor's words about the loss."""
@@ -128,7 +128,7 @@ def test_a_run_whose_drivers_die_before_a_step_is_done_is_left(
     watching.tell_of_a_run()
     said = watching.lose_the_driver()
     assert watching.noted.exists() == goes_on
-    assert ("python -m orchestrator resume=4e8d" in said) != goes_on
+    assert ("python -m orchestrator resume=4e8d tracking.uri=URI\n" in said) != goes_on
 
 
 def settings(*given: str) -> Settings:

@@ -380,7 +380,7 @@ class Record:
 
     def close(self, outcome: RunOutcome) -> RunOutcome:
         """Write down how the run ended, here and in MLflow. Returns the outcome with what is known now: a file that is not
-        whole, the head of the trace, the files that were read before a resume, and what loggers lack."""
+        whole, the head of the trace, the files that were read before a resume, its store, and what loggers lack."""
         with contextlib.suppress(OSError):
             self.restored()
         outcome = self._completed(outcome)
@@ -417,7 +417,8 @@ class Record:
         return replace(outcome, not_recorded=self.tracker.trouble)
 
     def _completed(self, outcome: RunOutcome) -> RunOutcome:
-        """With a file that is not whole as its error, with the head of the trace, and the files that were read before."""
+        """With a file that is not whole as its error, with the head of the trace, the files that were read before, and its
+        store."""
         for file in self.history:
             try:
                 file.sync()
@@ -429,7 +430,7 @@ class Record:
         head, read = merkle.head([merkle.leaf(line) for line in lines.each_raw(self.files.trace)]), outcome.files_read
         if read.of:
             read |= files_read.from_dict(read_json(self.files.data).get("files", {}))
-        return replace(outcome, trace=head, files_read=read)
+        return replace(outcome, trace=head, files_read=read, store=self.store.name)
 
     def _put_error(self, error: OrchestratorError) -> None:
         whole = f"{error}\n\n{error.details}".rstrip() + "\n"

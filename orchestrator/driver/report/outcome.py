@@ -76,6 +76,7 @@ class RunOutcome:
     # Known when the record is closed.
     trace: str | None = None  # head of the Merkle tree of its trace; None before the record is closed
     not_recorded: str | None = None  # why MLflow has not all of it, which makes no run a failed one; None where it has
+    store: str | None = None  # the MLflow store, as output may show it; None for the project's
     # seconds until the first step ("start"), until the last ("training") and after it ("record")
     spent: Mapping[str, float] = field(default_factory=dict)
 

@@ -19,7 +19,8 @@ from orchestrator.config.settings import Settings
 from orchestrator.driver.supervision import supervisor
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import UsageError
-from orchestrator.provenance.tracking import is_server
+from orchestrator.provenance.tracking import as_argument, is_server
+from orchestrator.records import redaction
 
 
 class TakenOver(NamedTuple):
@@ -42,14 +43,18 @@ def taken_over() -> TakenOver | None:
 class Supervision:
     """Tells the supervisor of this process what it has to know of the run."""
 
-    def __init__(self, process: subprocess.Popen[bytes], arguments: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], arguments: Sequence[str], store: str | None, folder: Path
+    ) -> None:
         self._process = process
         self._arguments = arguments
+        self._store = None if store is None else redaction.text(store)  # as output may show it
         self.folder = folder  # where another process goes on with the run
 
     def run(self, run_id: str, trace: Path) -> None:
         """This is the run to go on with. trace: a file that grows with its steps."""
-        self._tell(run=run_id, command=[sys.executable, "-m", *self.words(run_id)], trace=str(trace))
+        command = [sys.executable, "-m", *self.words(run_id)]
+        self._tell(run=run_id, command=command, where=as_argument(self._store), trace=str(trace))
 
     def words(self, run_id: str) -> list[str]:
         """The words, after `python -m`, of the command line by which another process goes on with the run."""
@@ -92,18 +97,19 @@ def supervised(
         return
     uri = settings.tracking.uri
     arguments = [*typed, *([] if uri is None else [f"tracking.uri={uri}"])]
-    with _process(arguments, settings.cluster.lease_s, folder) as supervision:
+    with _process(arguments, uri, settings.cluster.lease_s, folder) as supervision:
         pending_signal.on_signal = supervision.release  # who ends the run, by a second Ctrl-C too, means it
         yield supervision
 
 
 @contextmanager
-def _process(arguments: Sequence[str], patience_s: float, folder: Path) -> Iterator[Supervision]:
-    """arguments: beside resume=; patience_s: how long members may take to end; folder: where it goes on."""
+def _process(arguments: Sequence[str], store: str | None, patience_s: float, folder: Path) -> Iterator[Supervision]:
+    """arguments: beside resume=; store: that MLflow keeps the run in, where one is given; patience_s: how long members may
+    take to end; folder: where it goes on."""
     command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), str(patience_s)]
     # A session of its own: a Ctrl-C and a terminal that is closed are for the driver to end in order.
     process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, start_new_session=True)
-    supervision = Supervision(process, arguments, folder)
+    supervision = Supervision(process, arguments, store, folder)
     try:
         yield supervision
     finally:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from orchestrator.provenance.tracking import Driving, Store, identity_of_process
+from orchestrator.provenance.tracking import Driving, Store, as_argument, identity_of_process
 
 EVERY_S = 5.0
 
@@ -36,7 +36,7 @@ def hold_lease(store: Store, run_id: str, release: Callable[[], None]) -> Iterat
                 found = None
             if found is not None and found.process != mine and found.is_driven:
                 release()
-                print(superseded(run_id, found), file=sys.stderr, flush=True)
+                print(superseded(run_id, found, store.name), file=sys.stderr, flush=True)
                 os._exit(1)  # nothing of what this process has may reach the record of the other one
             if over.wait(EVERY_S):
                 return
@@ -50,9 +50,10 @@ def hold_lease(store: Store, run_id: str, release: Callable[[], None]) -> Iterat
         thread.join(EVERY_S)
 
 
-def superseded(run_id: str, driving: Driving) -> str:
+def superseded(run_id: str, driving: Driving, store: str | None) -> str:
+    """store: as output may show it; None for the project's."""
     return (
         f"error: {driving.named} goes on with run {run_id}, which had not heard of this driver; this one ends\n"
         "  what to do: nothing, the run goes on there; to have it here, end that one in order (SIGINT), and then "
-        f"resume={run_id}"
+        f"resume={run_id}{as_argument(store)}"
     )

@@ -3,10 +3,10 @@
     python -I -S supervisor.py DRIVER PATIENCE_S
 
 It is run by its path and imports nothing of orchestrator, so that it is up in milliseconds and takes 10 MB. The driver tells it
-by its standard input, a JSON object on each line: `{"run": ID, "command": [...], "trace": FILE}`, `{"lock": FILE}`,
-`{"done": true}`. When the driver has ended without the last one, it waits until no member holds the lock any more, for they
-write what they have, and becomes the command. A run whose driver has died three times without a step in between is left:
-another try would end as they did.
+by its standard input, a JSON object on each line: `{"run": ID, "command": [...], "where": ARGUMENT, "trace": FILE}`,
+`{"lock": FILE}`, `{"done": true}`. When the driver has ended without the last one, it waits until no member holds the lock any
+more, for they write what they have, and becomes the command. A run whose driver has died three times without a step in
+between is left: another try would end as they did.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def main(arguments: list[str]) -> None:
     assert isinstance(command, list)
     if count > _TRIES:
         _say(f"the driver (process {driver}) has ended once more before a step was done: run {run} is left as it is")
-        _say(f"  go on with it: python -m orchestrator resume={run}")
+        _say(f"  go on with it: python -m orchestrator resume={run}{said['where']}")
         return
     me = os.getpid()
     _say(
