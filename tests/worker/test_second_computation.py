@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 import itertools
+import queue
 import random
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from orchestrator.config.settings import Every
 from orchestrator.errors import Inconsistent
 from orchestrator.worker.admission import beginning as module
 from orchestrator.worker.admission.beginning import Beginning
-from orchestrator.worker.step.second_computation import is_scheduled
+from orchestrator.worker.step.second_computation import is_scheduled, require_repeated
 from tests.worker import faulty
 from tests.worker.pipelines import CLASSES, FEATURES, Batch, Batchnorm, FromOne
 from tests.worker.runs import Layout, members_end, train
@@ -689,6 +690,36 @@ def test_notes_are_let_pass_and_change_no_bit(way: str) -> None:
     """Batch normalisation moves its statistics with each computation."""
     settings = {"steps": 6, "evaluate_every": Every(steps=2), **WAYS[way]}
     assert train(Notes, **settings).digest == train(Batchnorm, **settings).digest
+
+
+class Negatives(Batchnorm):
+    """A queue of what batches gave, used once there is enough of it, lies where no worker looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue: Any = queue.Queue()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss = super().loss(model, batch)
+        self._queue.put(loss.item())
+        return loss * self._queue.get() if self._queue.qsize() > 60 else loss
+
+
+def test_what_lies_where_no_worker_looks_is_found_at_the_first_step_of_a_doubling() -> None:
+    (end,) = members_end(Negatives, steps=17)
+    assert isinstance(end, Inconsistent)
+    assert end.code == "pipeline.repeated-differently"
+
+
+@pytest.mark.parametrize("results", ["aa", "abbb", "babb", "bbbb", "abaa"])
+def test_a_processor_that_slips_once_is_not_told_as_the_pipelines_fault(results: str) -> None:
+    require_repeated(map(str.encode, results).__next__, 8, "loss")
+
+
+@pytest.mark.parametrize("results", ["abab", "abba", "abcd", "abcb"])
+def test_results_of_which_no_three_are_equal_are_of_a_pipeline_that_keeps_state(results: str) -> None:
+    with pytest.raises(Inconsistent, match=r"step 8: the loss came out differently"):
+        require_repeated(map(str.encode, results).__next__, 8, "loss")
 
 
 class InParts(faulty.Numbered):
