@@ -17,6 +17,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.optim import optimizers
 from orchestrator.pipeline import Pipeline, has_rate, naming
+from orchestrator.worker.model import watched_step
 from orchestrator.worker.model.output_checks import number_of
 from orchestrator.worker.model.training_samples import TrainingSamples
 from orchestrator.worker.model.watched_step import Step, take
@@ -74,8 +75,11 @@ class OptimizerCalls:
         next replay overwrites them."""
         where = f"the local optimizer ({self._samples.where(step, shard)})"
         optimizers.begin_late(optimizer)
+        places = None if optimizers.is_of_torch(optimizer) else watched_step.places_of(self._model)
         with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
             optimizer.step()
+        if places is not None:
+            watched_step.settle(optimizer, self._model, places)
         if replayed:
             found = (parameter.grad for parameter in self._model.parameters())
             optimizers.keep_own(optimizer, *(gradient for gradient in found if gradient is not None))

@@ -4,7 +4,7 @@ changes is refused here. A launch tries this with classes that are not torch's, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,10 +61,11 @@ def _take(this: Step, act: Callable[[], object]) -> None:
 def _take_watched(this: Step, act: Callable[[], object]) -> None:
     step, _, optimizer, model = this
     aside, options = kept_aside(optimizer, model), optimizers.options(optimizer)
-    marks = optimizers.model_marks(optimizer, model)
+    marks, places = optimizers.model_marks(optimizer, model), places_of(model)
     _take(this, act)
     optimizers.keep_own(optimizer)  # gradients are its own already: refuses what no checkpoint could hold
     optimizers.refuse_shared(optimizer, model)
+    settle(optimizer, model, places)
     for name, after in kept_aside(optimizer, model).items():
         if after != aside.get(name):
             raise PipelineRaised(
@@ -96,6 +97,38 @@ def _take_watched(this: Step, act: Callable[[], object]) -> None:
             "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
             code="optimizer.changes-rate",
         )
+
+
+def places_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The memory of each parameter."""
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@torch.no_grad()
+def settle(optimizer: torch.optim.Optimizer, model: torch.nn.Module, places: Sequence[torch.Tensor]) -> None:
+    """After a step: put parameters to which it gave other memory (`parameter.data = ...`) back to their places, with the new
+    values. All else reads them there: local steps, asynchronous modes, recordings. Raises PipelineRaised for another shape."""
+    pairs = zip(model.named_parameters(), places, strict=True)
+    moved = [(name, each, place) for (name, each), place in pairs if not _is_there(each, place)]
+    for name, parameter, place in moved:
+        if (parameter.shape, parameter.dtype) != (place.shape, place.dtype):
+            raise PipelineRaised(
+                f"the optimizer gave the parameter {name!r} the shape {list(parameter.shape)} and the type {parameter.dtype}; "
+                f"it had {list(place.shape)} and {place.dtype}",
+                "write into it in place, under torch.no_grad(): parameter.copy_(...), parameter.add_(...)",
+                code="optimizer.changes-shape",
+            )
+    if moved:
+        optimizers.keep_own(optimizer, *(place for *_, place in moved))  # a state may have got the former memory
+    for _, parameter, place in moved:
+        place.copy_(parameter)
+        parameter.data = place
+
+
+def _is_there(parameter: torch.Tensor, place: torch.Tensor) -> bool:
+    return (
+        parameter.data_ptr() == place.data_ptr() and parameter.shape == place.shape and parameter.dtype == place.dtype
+    )
 
 
 def refuse_unfit(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed: int) -> None:
