@@ -90,11 +90,25 @@ class Files:
         self._cache: Cache | None = None
         self._only: Collection[int] | None = None
         self._checked: dict[str, tuple[int, int]] = {}  # of files in place, by path: the one whose content was right
+        self._begin()
+        self.file_lengths: Sequence[int] = numpy.array([file.samples for file in self._manifest.files])  # type: ignore[assignment]
+        self._ends = numpy.cumsum(self.file_lengths)
+
+    def _begin(self) -> None:
+        """With nothing open."""
         self._lock = threading.RLock()  # of what is open
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
         weakref.finalize(self, _close, self._opened)
-        self.file_lengths: Sequence[int] = numpy.array([file.samples for file in self._manifest.files])  # type: ignore[assignment]
-        self._ends = numpy.cumsum(self.file_lengths)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, such as a spawned one of a DataLoader: it opens files itself, through the cache of this one."""
+        if self.is_elsewhere:
+            self._cache = self._cache or current()
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_opened")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -127,6 +127,9 @@ class _Remote:
         self._url = url.rstrip("/")
         self._open()
 
+    def __reduce__(self) -> tuple[type[_Remote], tuple[str]]:
+        return _Remote, (self._given,)
+
     def _open(self) -> None:
         with waiting.undisturbed():
             self._store, root = _opened(self._given)

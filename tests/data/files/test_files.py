@@ -7,6 +7,7 @@ import http.server
 import io
 import json
 import os
+import pickle
 import signal
 import tarfile
 import threading
@@ -290,6 +291,27 @@ def test_files_of_an_object_store_are_read_through_the_cache(tmp_path: Path, mon
     store.rm_file("/corpus/1.jsonl")
     with refused("data.file-unreadable"):
         files[3]
+    files.close()
+
+
+def test_a_spawned_process_reads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a DataLoader of one's own: a lock was in the way."""
+    store = fsspec.filesystem("memory")
+    for number, rows in enumerate(ROWS):
+        store.pipe_file(f"/spawned/{number}.jsonl", _jsonl(rows))
+    index("memory://spawned", None, {})
+    monkeypatch.setattr(cache, "_used", {})
+    cache.use(10**6, str(tmp_path / "cache"))
+    files = Files("memory://spawned")
+    assert files[0]["text"] == "0-0"
+    pickled = pickle.dumps(files)
+    cache.use(10**6, str(tmp_path / "other"))
+    copied = pickle.loads(pickled)
+    assert [copied[number] for number in range(len(files))] == [row for rows in ROWS for row in rows]
+    assert copied.cache.folder == tmp_path / "cache"
+    assert not (tmp_path / "other").exists()
+    copied.close()
+    assert files[0]["text"] == "0-0"
     files.close()
 
 
