@@ -134,6 +134,18 @@ class EmptyTraining(Numbered):
         return [], None
 
 
+class ValidationByName(Numbered):
+    def datasets(self) -> Any:
+        train, validation = super().datasets()
+        return train, {"easy": validation, "hard": validation}
+
+
+class ListOfTraining(Numbered):
+    def datasets(self) -> Any:
+        train, validation = super().datasets()
+        return [train, train], validation
+
+
 class Streamed(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -65,6 +65,8 @@ PREPARING = [
     Fault(f.SamplesByNumber, PipelineRaised, ("training", "dict with the key 0", "as a list")),
     Fault(f.RaisingLength, PipelineRaised, ("len() of the training dataset", "not counted yet")),
     Fault(f.EmptyTraining, PipelineRaised, ("training dataset is empty",)),
+    Fault(f.ValidationByName, PipelineRaised, ("the validation dataset is a dict of 2 data sets", "ConcatDataset")),
+    Fault(f.ListOfTraining, PipelineRaised, ("the training dataset is a list of 2 data sets", "data.mixture")),
     Fault(f.StreamedTraining, PipelineRaised, ("training", "Streamed", "__getitem__")),
     Fault(f.StreamedValidation, PipelineRaised, ("validation", "Streamed", "__getitem__")),
     Fault(f.OptimizerOfAnotherKind, PipelineRaised, ("optimizer()", "LBFGS", "calls the model again", "adamw"), OWN),

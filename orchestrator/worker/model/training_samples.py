@@ -8,7 +8,7 @@ A step of the run may be a round of local steps. Micro-batches are numbered by l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -225,11 +225,28 @@ def length_of(dataset: Any, which: str) -> int:
                 code="pipeline.dataset-type",
             )
         length = len(dataset)
+        _refuse_several(dataset, which)
     if length == 0 and which == "training":
         raise PipelineRaised(
             "the training dataset is empty", "look at what datasets() reads", code="pipeline.no-samples"
         )
     return length
+
+
+def _refuse_several(dataset: Any, which: str) -> None:
+    """Raises PipelineRaised for a mapping or a list of data sets in the place of one."""
+    if isinstance(dataset, Mapping):
+        several = len(dataset) > 0 and 0 not in dataset
+    else:
+        several = isinstance(dataset, list | tuple) and isinstance(next(iter(dataset), None), torch.utils.data.Dataset)
+    if several:
+        raise PipelineRaised(
+            f"the {which} dataset is a {type(dataset).__name__} of {len(dataset)} data sets",
+            "return one, such as torch.utils.data.ConcatDataset([...]); metrics() can tell samples apart by what they hold"
+            if which == "validation"
+            else "return one, such as torch.utils.data.ConcatDataset([...]), or a dict of several and data.mixture",
+            code="pipeline.several-datasets",
+        )
 
 
 def _is_addressed(dataset: Any) -> bool:
