@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
+from orchestrator.worker.worker import ProcessServices, Worker
+from tests.comm.transports.memory import LocalRegions
 from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines as p
@@ -68,3 +71,21 @@ def test_an_epoch_between_evaluations_is_its_steps(layout: Layout) -> None:
 def test_what_watches_needs_evaluations_at_known_steps(every: Every | None) -> None:
     with refused("evaluation.in-steps"):
         settings_for(p.Mlp, evaluate_every=every, early_stopping={"patience": 1})
+
+
+@pytest.mark.parametrize(
+    ("held_out", "every", "told"), [(None, EVERY, 1), (0, EVERY, 1), (7, EVERY, 0), (None, None, 0)]
+)
+def test_evaluations_that_nothing_can_be_evaluated_in_are_told(
+    held_out: int | None, every: Every | None, told: int
+) -> None:
+    said: list[Any] = []
+    settings = settings_for(p.Small, args={"held_out": held_out}, evaluate_every=every)
+    Worker(resolve(settings), LocalRegions(), ProcessServices(emit=said.append)).prepare()
+    why = [each["why"] for each in said if each.get("event") == "device"]
+    assert why == ["evaluation.every is set, and there is no validation set: nothing is evaluated"] * told
+
+
+def test_what_watches_needs_a_validation_set() -> None:
+    with refused("evaluation.no-validation", "leave these settings out"):
+        train(p.Small, args={"held_out": None}, evaluate_every=EVERY, early_stopping={"patience": 1})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.adapters.transformers.library import own, package
 from orchestrator.errors import ConfigurationError
@@ -19,7 +19,15 @@ _FORM = (
 _KEYS = ("from", "args", "train", "validation")
 
 
-def load(given: Any) -> tuple[Any, Any]:
+class Loaded(NamedTuple):
+    """The sets of a run. others: the names of splits from which a person may choose one to evaluate, where there is none."""
+
+    train: Any
+    validation: Any = None
+    others: tuple[str, ...] = ()
+
+
+def load(given: Any) -> Loaded:
     """Training and validation set, the second None where there is none. given: `pipeline.args.data`. Raises
     ConfigurationError."""
     entry = dict(given) if isinstance(given, Mapping) else {"from": given}
@@ -28,14 +36,14 @@ def load(given: Any) -> tuple[Any, Any]:
             [f"pipeline.args.data: there is no {unknown[0]!r}"], f"give {_FORM}", code="transformers.data-form"
         )
     if "from" not in entry:
-        return _place(entry.get("train")), None if "validation" not in entry else _place(entry["validation"])
+        return Loaded(_place(entry.get("train")), None if "validation" not in entry else _place(entry["validation"]))
     source = entry["from"]
     is_function = isinstance(source, str) and ":" in source and not Path(source).exists()
     found = own("data", source)(**entry.get("args", {})) if is_function else _place(source)
     if isinstance(found, tuple) and len(found) == 2:
-        return found
+        return Loaded(*found)
     if not isinstance(found, Mapping):
-        return found, None
+        return Loaded(found)
     train, validation = entry.get("train", "train"), entry.get("validation")
     for name in (train, *([validation] if validation else [])):
         if name not in found:
@@ -44,7 +52,9 @@ def load(given: Any) -> tuple[Any, Any]:
                 "name them: data: {from: ..., train: SPLIT, validation: SPLIT}",
                 code="transformers.no-such-split",
             )
-    return found[train], found.get(validation or "validation")
+    held_out = found.get(validation or "validation")
+    others = tuple(str(name) for name in found if name != train) if held_out is None else ()
+    return Loaded(found[train], held_out, others)
 
 
 def _place(given: Any) -> Any:

@@ -17,16 +17,17 @@ from orchestrator.adapters.transformers import training as trainers
 from orchestrator.adapters.transformers.arguments import OF_THE_LOSS, Training
 from orchestrator.adapters.transformers.library import own, package
 from orchestrator.errors import ConfigurationError
-from orchestrator.pipeline import Pipeline
 
 _IGNORED = -100  # the label of what counts nothing
 _LABELS = "labels"
 _SHIFTED = "prepare_decoder_input_ids_from_labels"  # a method of models whose decoder is given the labels before
 
 
-class Model(Pipeline):
+class Model(Told):
     """A model of transformers with its data and collator, and the loss that it computes itself. Optimizer and schedule are
     those of the configuration."""
+
+    _others: Sequence[str] = ()  # the splits of the data, where none of them is evaluated
 
     def __init__(
         self,
@@ -75,9 +76,18 @@ class Model(Pipeline):
         return found
 
     def datasets(self) -> tuple[Any, Any]:
-        train, validation = data.load(self._data)
+        train, validation, self._others = data.load(self._data)
         self._samples = operator.length_hint(train)  # 0: it has no length, as a Stream
         return train, validation
+
+    def begin(self, course: Course) -> list[str]:  # noqa: ARG002
+        if not self._others:
+            return []
+        source = self._data.get("from") if isinstance(self._data, Mapping) else self._data
+        return [
+            f"the data have no split 'validation', so nothing is evaluated; they have {', '.join(self._others)}: name one, as "
+            f"pipeline.args.data: {{from: {source}, validation: {self._others[0]}}}"
+        ]
 
     def collate(self, items: Sequence[Any]) -> Any:
         batch = collating.batch_of(items, self._collator, self._taken)
@@ -151,7 +161,7 @@ class Model(Pipeline):
         )
 
 
-class Trainable(Model, Told):
+class Trainable(Model):
     """The same with the optimizer and the schedule of transformers' Trainer, by the names of its TrainingArguments: no decay
     for biases and norms, and learning rates from its own functions."""
 
@@ -164,7 +174,7 @@ class Trainable(Model, Told):
 
     def begin(self, course: Course) -> list[str]:
         self._steps = course.steps
-        return []
+        return super().begin(course)
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return trainers.optimizer(model, self._given)

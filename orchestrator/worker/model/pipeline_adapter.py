@@ -88,12 +88,15 @@ class PipelineAdapter:
         self.evaluation_batches = EvaluationBatches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
 
     def begin(self, plan: Plan) -> list[str]:
-        """Tell a pipeline of another framework what the run is; returns what a person is to know of its data, a sentence
+        """Tell a pipeline of another framework what the run is; returns what a person is to know of the data, a sentence
         each. Raises PipelineRaised."""
-        if not isinstance(self.pipeline, Told):
-            return []
-        with naming("what depends on the length of the run"):
-            return self.pipeline.begin(construction.course_of(plan, self.samples.order))
+        notes: list[str] = []
+        if isinstance(self.pipeline, Told):
+            with naming("what depends on the length of the run"):
+                notes += self.pipeline.begin(construction.course_of(plan, self.samples.order))
+        if plan.cadence.evaluation is not None and not self.evaluation_batches:
+            notes.append("evaluation.every is set, and there is no validation set: nothing is evaluated")
+        return notes
 
     def compute_on(self, staging: Staging) -> None:
         """From now on batches go there, where the model is."""

@@ -213,7 +213,10 @@ def refuse_unwatched(plan: Plan, *, validates: bool) -> None:
     if monitors and not validates:
         who = "early_stopping, schedule=plateau and checkpoint.best"
         raise ConfigurationError(
-            [f"{who} watch a metric, but datasets() returned no validation set"], code="evaluation.no-validation"
+            [f"{who} watch a metric, but datasets() returned no validation set"],
+            "return one as its second result, from val_dataloader() of a data module, or as the split that "
+            "pipeline.args.data.validation names; or leave these settings out",
+            code="evaluation.no-validation",
         )
 
 

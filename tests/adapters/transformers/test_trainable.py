@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator import Stream
+from orchestrator.adapters.adapted import Course
 from orchestrator.adapters.transformers import Model, Trainable, batch_facts
 from orchestrator.adapters.transformers.data import load
 from orchestrator.adapters.transformers.library import package
@@ -273,6 +275,28 @@ def test_metrics_are_those_of_compute_metrics_where_they_are_means() -> None:
         pipeline.metrics(pipeline.model().eval(), batch)
 
 
+def two_validations() -> dict[str, Any]:
+    train, held_out = tiny.texts()
+    return {"train": train, "validation_matched": held_out, "validation_mismatched": held_out}
+
+
+def test_splits_of_which_none_is_evaluated_are_told() -> None:
+    args = {**CAUSAL_MODEL, "data": f"{__name__}:two_validations"}
+    course = Course(steps=4, epoch=5, batch_size=8, schedule="constant")
+    silent, named = (
+        Model(**{**args, "data": data}) for data in (args["data"], {"from": args["data"], "validation": "x"})
+    )
+    silent.datasets()
+    [note] = silent.begin(course)
+    advice = note.partition("pipeline.args.data: ")[2]
+    assert "validation_matched, validation_mismatched" in note
+    following = Model(**{**args, "data": yaml.safe_load(advice)})
+    assert following.datasets()[1] == tiny.texts()[1]
+    assert following.begin(course) == []
+    with refused("transformers.no-such-split", "validation_mismatched"):
+        named.datasets()
+
+
 def test_data_lie_in_folders_and_files(tmp_path: Path) -> None:
     import datasets
 
@@ -284,12 +308,12 @@ def test_data_lie_in_folders_and_files(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\na,0\nb,1\n")
     table.to_parquet(str(tmp_path / "rows.parquet"))
     for name in ("one", "rows.jsonl", "rows.csv", "rows.parquet"):
-        train, validation = load(str(tmp_path / name))
+        train, validation, _ = load(str(tmp_path / name))
         assert ([train[0], train[1]], len(train), validation) == (rows, 2, None)
     assert load({"from": str(tmp_path / "two"), "validation": "test"})[1][1] == rows[1]
-    assert load(str(tmp_path / "two"))[1] is None
+    assert load(str(tmp_path / "two"))[1:] == (None, ("test",))
     both = load({"train": str(tmp_path / "rows.csv"), "validation": str(tmp_path / "one")})
-    assert [each[0] for each in both] == [rows[0]] * 2
+    assert [each[0] for each in both[:2]] == [rows[0]] * 2
     with refused("transformers.no-such-split", "test"):
         load({"from": str(tmp_path / "two"), "train": "trian"})
     with refused("transformers.data", "imdb"):
