@@ -88,8 +88,9 @@ class Arguments:
         if "output" in keys:
             unknown += [each for each in self.rest if each.startswith("output=") and each not in _OUTPUT]
         if unknown:
+            named = f"only {listed(takes, 'and')}" if takes else "nothing else"
             raise UsageError(
-                f"{command} takes only {listed(takes, 'and') or 'nothing else'}, not {' '.join(unknown)}",
+                f"{command} takes {named}, not {' '.join(unknown)}",
                 code="command.options",
             )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, ended_run, reported
 from orchestrator.cluster.sessions import workers
-from orchestrator.config.settings import to_yaml
+from orchestrator.config.settings import to_dict, to_yaml
 from orchestrator.experiments import tuning
 from orchestrator.numerics import determinism
 from orchestrator.records import phases
@@ -20,7 +21,8 @@ def run(arguments: Arguments) -> CommandResult:
     """Imports what it needs once it is known what is asked for: a plan needs no Ray, and the settings not even torch."""
     showing, planning = arguments.flag("show"), arguments.flag("plan")
     if showing:
-        return CommandResult(stdout=to_yaml(arguments.settings).rstrip())
+        shown = arguments.settings
+        return CommandResult(stdout=json.dumps(to_dict(shown)) if arguments.as_json else to_yaml(shown).rstrip())
     if planning:
         from orchestrator.driver.launch.dry_run import dry_run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,18 @@ def test_settings_that_are_loaded_say_how_to_answer(tmp_path: Path) -> None:
     assert given.as_json
     given.load(["output=text"])
     assert not given.as_json
+
+
+def test_settings_are_shown_to_programs_as_an_object_which_is_a_configuration_again(tmp_path: Path) -> None:
+    """With output=json YAML was printed, whose last line is no object."""
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"pipeline": {"target": "a:B"}, "run": {"steps": 1}, "optimizer": {"lr": 1e-7}}))
+    asked = ("show=true", "output=json")
+    shown = COMMANDS["conf"].run(Arguments(str(file), asked, 0.0)).stdout
+    assert shown is not None
+    assert json.loads(shown)["optimizer"]["lr"] == 1e-7
+    file.write_text(shown)
+    assert COMMANDS["conf"].run(Arguments(str(file), asked, 0.0)).stdout == shown
 
 
 def test_a_verb_that_measures_takes_its_seconds_where_a_launch_would_not_measure(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ REFUSED = {
     "conf=good optimizer.lr=-1": (2, "Invalid learning rate"),
     "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
     "doctor cluster.workers=2": (2, "doctor takes only output=json, not cluster.workers=2"),
+    "help=run cluster.workers=2": (2, "help takes nothing else, not cluster.workers=2"),
     "conf=good runs": (2, "conf=good and runs: one command at a time"),
     "resume=nothing": (2, "there is no run nothing"),
     "rerun=nope": (2, "there is no run nope"),

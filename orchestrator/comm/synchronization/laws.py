@@ -47,9 +47,12 @@ def walk(mode: Mode, shards: int, starts: int, choose: Choose) -> str | None:
     clocks = [0] * shards
     known = [[0] * shards for _ in range(shards)]  # row s: what the host of shard s has applied; it never gets less
     for _ in range(starts):
-        free = [shard for shard in range(shards) if mode.waits(View(tuple(clocks), shard)) is None]
+        answers = [mode.waits(View(tuple(clocks), shard)) for shard in range(shards)]
+        if strange := [answer for answer in answers if not isinstance(answer, str | None)]:
+            return f"has a `waits` that answers {strange[0]!r}; it must say why its shard has to wait, as text, or None"
+        free = [shard for shard, answer in enumerate(answers) if answer is None]
         if not free:
-            return f"is not live: no shard can start at the clocks {clocks}: {mode.waits(View(tuple(clocks), 0))}"
+            return f"is not live: no shard can start at the clocks {clocks}: {answers[0]}"
         shard = choose(range(shards))
         row = known[shard]
         row[:] = [choose(range(low, high + 1)) for low, high in zip(row, clocks, strict=True)]

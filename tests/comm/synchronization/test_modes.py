@@ -82,6 +82,7 @@ FORGETFUL = iter([None, "not now"] * 1000)
         (3, "returns int"),
         (Mode("sprints", bounded(4), staleness=3), r"is not safe: shard \d starts 4 updates ahead of the slowest"),
         (Mode("sprints", lambda _: "no"), "is not live: no shard can start at the clocks \\[0\\]: no"),
+        (Mode("sprints", lambda _: False), "has a `waits` that answers False; it must say why"),  # type: ignore[arg-type, return-value]
         (Mode("sprints", lambda _: next(FORGETFUL)), "is not pure|is not live"),
         (Mode("running"), "has execution 'running'"),  # type: ignore[arg-type]
         (Mode("sprints", rest_every=0), "has rest_every 0"),
