@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -53,7 +54,7 @@ class ExportedCrate(Exported):
             f"run {self.run_id} is exported to {self.to}: {self.files} files, {self.size_bytes / 1e6:.1f} MB\n"
             f"  its statement has sha256 {self.statement_sha256}, {signed}\n"
             f"  its trace has the root {self.trace}\n"
-            f"  python -m orchestrator rerun={self.to} trust=true repeats it"
+            f"  python -m orchestrator rerun={shlex.quote(self.to)} trust=true repeats it"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class ExportedExcerpt(Exported):
     def as_text(self) -> str:
         return (
             f"the steps {self.begin} to {self.last} of run {self.run_id} are in {self.to}, with their Merkle path\n"
-            f"  python -m orchestrator verify={self.to} root={self.root}"
+            f"  python -m orchestrator verify={shlex.quote(self.to)} root={self.root}"
         )
 
 
