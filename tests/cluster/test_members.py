@@ -24,6 +24,7 @@ from orchestrator.cluster.actors.host_relay import Call, RelayActor, Report
 from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage, Members
 from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.reporter import beat_s
+from orchestrator.common import locks
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.worker.member.crash_record import CrashRecord
@@ -158,6 +159,15 @@ def test_who_comes_late_is_told_where_checkpoints_lie_if_its_node_may_not_reach_
     held.run(0, SimpleNamespace(storage="there"), 1, {})  # type: ignore[arg-type]
     held.start(2, "worker", ActorPlacement(None, {}))
     assert [each for each in calls if each[1] == "prepare"] == [(1, "prepare"), (2, "prepare", *told)]
+
+
+def test_a_ray_of_another_user_on_this_machine_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three workers ended one after the other, as their driver never answered. On another node its own user hears them."""
+    held = members_on(DoubleOfRay(), monkeypatch)
+    theirs = {"pid": 1, "user": os.geteuid() + 1}
+    held._learn(0, held._members[0], {"node": FAR, **theirs})
+    with refused("ray.other-user", f"runs as user {locks.user_name(os.geteuid() + 1)},"):
+        held._learn(0, held._members[0], {"node": NODE, **theirs})
 
 
 def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -655,7 +655,9 @@ def simulated(cluster: Cluster) -> Iterator[None]:
     ray_inside = SimpleNamespace(get_runtime_context=inside, nodes=lambda: offers, util=addresses)
     conditions = SimpleNamespace(Condition=lambda: Condition(schedule))
     threads = SimpleNamespace(Condition=lambda: Condition(schedule), Thread=lambda **thread: Thread(cluster, **thread))
-    system = SimpleNamespace(**{name: getattr(os, name) for name in ("close", "getpriority", "PRIO_PROCESS")})
+    system = SimpleNamespace(
+        **{name: getattr(os, name) for name in ("close", "geteuid", "getpriority", "PRIO_PROCESS")}
+    )
     system.getpid, system.environ = lambda: cluster.here().pid, {}
     doubles: list[tuple[Any, str, Any]] = [
         *((module, "time", schedule) for module in _TIMED),

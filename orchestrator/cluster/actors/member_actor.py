@@ -159,10 +159,11 @@ class MemberActor:
             DriverLossDetector(driver_handle, self._driver_lost)
 
     def locate(self) -> Answer:
-        """`{"pid", "node", "stacks"}`, at once: it may die or stand still while it prepares."""
+        """`{"pid", "node", "user", "stacks"}`, at once: it may die or stand still while it prepares."""
         return {
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
+            "user": os.geteuid(),
             "stacks": self._stack_dump.place,
         }
 

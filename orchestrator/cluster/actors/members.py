@@ -35,10 +35,10 @@ from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.actors.reporter import beat_s
 from orchestrator.cluster.ray_calls import not_set_up, unless_gone
 from orchestrator.comm.transports.tls import Credentials
-from orchestrator.common import processes
+from orchestrator.common import locks, processes
 from orchestrator.config.plan import Plan
 from orchestrator.controller.fault_injection import Fault
-from orchestrator.errors import RunFailed, WorkerLost
+from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
 from orchestrator.records import redaction
 from orchestrator.records.stacks import Home
 from orchestrator.worker.member import lasting_memory, stack_dump
@@ -436,9 +436,12 @@ class Members:
         return min(waiting, default=self._members[member].seen)
 
     def _learn(self, member: int, known: _Member, answer: Answer) -> None:
-        """Note what an answer tells of the place of its process."""
+        """Note what an answer tells of the place of its process. Raises ClusterUnavailable where this process would never hear
+        it."""
         if "node" not in answer or known.over:
             return
+        if answer["node"] == self._here and answer.get("user", os.geteuid()) != os.geteuid():
+            raise _of_another_user(locks.user_name(answer["user"]), locks.user_name(os.geteuid()))
         known.pid, known.node = answer["pid"], answer["node"]
         self._relays.reach(member, answer["node"], known.runtime_env)
         for call in known.unplaced:
@@ -509,6 +512,14 @@ def _new(known: _Member, first: int, entries: list[dict[str, Any]]) -> list[dict
 
 def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
+
+
+def _of_another_user(theirs: str, ours: str) -> ClusterUnavailable:
+    return ClusterUnavailable(
+        f"the Ray of this machine runs as user {theirs}, and this command as {ours}: neither hears the other's processes",
+        f"start Ray here as user {ours}, or type the command as {theirs}",
+        code="ray.other-user",
+    )
 
 
 def _lost_weights(member: int, details: str = "") -> WorkerLost:
