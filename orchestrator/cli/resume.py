@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from orchestrator.cli.arguments import Arguments
 from orchestrator.cli.command_result import CommandResult, ended_run
 from orchestrator.cli.sweep import ended_sweep
-from orchestrator.experiments.resume import resume
+from orchestrator.driver.supervision import taken_over
+from orchestrator.driver.terminal import console
+from orchestrator.errors import ConfigurationError
+from orchestrator.experiments.resume import Resumed, resume
 from orchestrator.experiments.sweep.report import SweepReport
+from orchestrator.provenance.tracking import is_server
+
+_PASSING = {"mlflow.unusable", "mlflow.denied"}  # of a server that the driver before has used
+_AGAIN_S = 5.0
 
 
 def run(arguments: Arguments) -> CommandResult:
     overrides, trusted = arguments.without("trust"), arguments.flag("trust")
-    done = resume(arguments.value, overrides, arguments.uri, arguments.rest, trusted=trusted)
+    done = _when_its_server_answers(
+        arguments.uri,
+        lambda: resume(arguments.value, overrides, arguments.uri, arguments.rest, trusted=trusted),
+    )
     if isinstance(done.ended, SweepReport):
         return ended_sweep(done.ended, arguments, done.kind)
     return ended_run(done.id, done.ended, arguments)
+
+
+def _when_its_server_answers(uri: str | None, go_on: Callable[[], Resumed]) -> Resumed:
+    """A run whose driver has died is not left because the MLflow server is away at that moment, too. Raises as `resume`."""
+    is_told = False
+    while True:
+        try:
+            return go_on()
+        except ConfigurationError as error:
+            if taken_over() is None or not is_server(uri) or not _PASSING & set(error.codes):
+                raise
+            if not is_told:
+                console.tell(
+                    f"{error.problems[0]}; the run goes on as soon as it can, which is tried every {_AGAIN_S:.0f} s"
+                )
+            is_told = True
+        time.sleep(_AGAIN_S)

@@ -11,12 +11,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from orchestrator.cli import resume as resume_command
+from orchestrator.cli.arguments import Arguments
 from orchestrator.config.settings import Settings, load
+from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.supervision import supervised, supervisor, taken_over
 from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.errors import ConfigurationError
+from orchestrator.experiments.resume import Resumed
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -186,3 +192,30 @@ def test_who_was_taken_over_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     found = taken_over()
     assert found is not None
     assert (found.driver, found.ended) == (4711, 1763912345.25)
+
+
+@pytest.mark.parametrize("is_successor", [True, False])
+def test_who_goes_on_for_a_dead_driver_waits_for_the_mlflow_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_successor: bool
+) -> None:
+    away = ConfigurationError(["tracking.uri: the MLflow server is away"], code="mlflow.unusable")
+    answers: list[Any] = [away, away, Resumed("4e8d", "run", RunOutcome(steps=3))]
+
+    def resumed(*_: Any, **__: Any) -> Resumed:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return cast("Resumed", answer)
+
+    monkeypatch.setattr(resume_command, "resume", resumed)
+    monkeypatch.setattr(resume_command, "_AGAIN_S", 0.0)
+    if is_successor:
+        monkeypatch.setenv(supervisor.TAKEN_OVER, "1 7 1.0 9")
+    command = Arguments("4e8d", ("tracking.uri=http://server:5000",), 0.0)
+    if not is_successor:
+        with refused("mlflow.unusable"):
+            resume_command.run(command)
+        return
+    assert resume_command.run(command).code == 0
+    assert capsys.readouterr().err.count("the MLflow server is away") == 1
+    assert answers == []
