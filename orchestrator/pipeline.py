@@ -14,6 +14,7 @@ to give the same bits each time. Randomness comes from torch, numpy or `random`;
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import signal
 import traceback
@@ -86,10 +87,11 @@ _ADVICE = {
 
 _LABELS = ("label", "labels")  # of a batch that is a mapping, as data sets and collators of Hugging Face name them
 
-_NAMED_OTHERWISE = {  # hooks of other frameworks, and the method that is called here
+_NAMED_OTHERWISE = {  # hooks of other frameworks and another spelling, and the method that is called here
     "collate_fn": "collate",
     "compute_loss": "loss",
     "training_step": "loss",
+    "optimiser": "optimizer",
     "configure_optimizers": "optimizer",
     "create_optimizer": "optimizer",
     "create_optimizer_and_scheduler": "optimizer",
@@ -105,6 +107,8 @@ _NAMED_OTHERWISE = {  # hooks of other frameworks, and the method that is called
     "on_validation_epoch_end": "on_evaluation",
     "predict_step": "predict",
 }
+
+_NEAR = 0.9  # as near as on_evalution is to on_evaluation
 
 _OWN = "orchestrator."  # the module of a pipeline for the models of another framework, which has all methods itself
 
@@ -207,6 +211,17 @@ class Pipeline:
         return 1.0
 
 
+_METHODS = {name for name, value in vars(Pipeline).items() if inspect.isfunction(value)}
+_ASKED_OF_OBJECTS = {
+    "metrics",
+    "buffers",
+    "collate",
+    "predict",
+    "example",
+}  # always called, and so also where the object has them
+_ASKED_OF_CLASSES = {"optimizer", "on_evaluation", "save", "rate"}  # called where the class has them
+
+
 def _takes(model: torch.nn.Module, keywords: Mapping[Any, Any]) -> bool:
     """Whether its `forward` can be called with these and nothing else, and has a parameter of such a name, or can be called in
     no other way."""
@@ -229,15 +244,37 @@ def defines(pipeline: type[Pipeline], method: str) -> bool:
     return getattr(pipeline, method) is not getattr(Pipeline, method)
 
 
+def hidden_method(pipeline: Pipeline) -> str | None:
+    """A method in whose place the object has an attribute of its own that cannot be called so, or that nobody calls; or None.
+    Other numbers and texts may have the name of a method that the class does not have."""
+    for name, value in vars(pipeline).items():
+        if name in _ASKED_OF_OBJECTS:
+            is_hidden = not callable(value)
+        elif name in _ASKED_OF_CLASSES and not defines(type(pipeline), name):
+            is_hidden = callable(value)
+        else:
+            is_a_call = callable(value) and not hasattr(
+                value, "forward"
+            )  # as of a method that is wrapped, and not of a module
+            is_hidden = name in _METHODS and defines(type(pipeline), name) and not is_a_call
+        if is_hidden:
+            return name
+    return None
+
+
 def named_otherwise(pipeline: type[Pipeline]) -> dict[str, str]:
-    """The methods that nobody calls, named as hooks of another framework, each with the one that is called here and is missing.
-    One whose name the class's own code has may be called by that."""
+    """The methods that nobody calls, named as hooks of another framework or nearly as a method of this one, each with the one
+    that is called here and is missing. One whose name the class's own code has may be called by that."""
     own = [each for each in pipeline.__mro__ if each not in Pipeline.__mro__ and not each.__module__.startswith(_OWN)]
     held = {name: value for each in reversed(own) for name, value in vars(each).items()}
     used = {name for value in held.values() if inspect.isfunction(value) for name in _names_in(value.__code__)}
+    functions = {
+        name: difflib.get_close_matches(name, _METHODS, 1, _NEAR) for name in held if inspect.isfunction(held[name])
+    }
+    meant = {name: near[0] for name, near in functions.items() if near} | _NAMED_OTHERWISE
     return {
         name: here
-        for name, here in _NAMED_OTHERWISE.items()
+        for name, here in meant.items()
         if name in held.keys() - used and not hasattr(Pipeline, name) and here not in held
     }
 

@@ -318,6 +318,25 @@ def test_hooks_by_names_of_other_frameworks_are_found_that_nobody_calls() -> Non
     assert named_otherwise(Pipeline) == {}
 
 
+class Misspelled(Pipeline):
+    def on_evalution(self, *told: Any) -> None: ...
+
+    def optimiser(self, model: Any) -> Any: ...
+
+    def predictor(self) -> Any: ...
+
+    def label(self, i: int) -> int:
+        return i
+
+    def labels(self, train: Any, by: str) -> Any:  # noqa: ARG002
+        return [self.label(i) for i in range(3)]
+
+
+def test_misspelled_methods_are_found_that_nobody_calls() -> None:
+    """Its author waits for pictures in vain."""
+    assert named_otherwise(Misspelled) == {"on_evalution": "on_evaluation", "optimiser": "optimizer"}
+
+
 class ClipsInLoss(Pipeline):
     def loss(self, model: Any, batch: Any) -> Any:
         loss = model(batch).mean()

@@ -56,6 +56,35 @@ def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], word
     assert caught.value.remedy
 
 
+class Named(p.Small):
+    """Attributes that have the names of methods."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__()
+        setattr(self, name, value)
+
+
+HIDDEN = {"model": nn.Linear(1, 1), "loss": nn.MSELoss(), "datasets": (), "metrics": ["accuracy"], "collate": None}
+IGNORED = {"rate": lambda _: 0.5, "optimizer": torch.optim.SGD, "save": print, "on_evaluation": print}
+
+
+@pytest.mark.parametrize(("name", "value"), [*HIDDEN.items(), *IGNORED.items()], ids=[*HIDDEN, *IGNORED])
+def test_an_attribute_in_place_of_a_method_is_refused(name: str, value: object) -> None:
+    """It failed at its call, with "forward() missing 1 required positional argument", or nobody called it."""
+    with refused(
+        "pipeline.hidden-method", f"sets self.{name}, a {type(value).__name__}, in place of the method {name}()"
+    ):
+        construction.make_pipeline(Named, {"name": name, "value": value}, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rate", 0.5), ("optimizer", "adam"), ("weights", [1.0]), ("collate", list), ("loss", min), ("rows", 3)],
+)
+def test_other_attributes_may_have_any_name(name: str, value: object) -> None:
+    assert vars(construction.make_pipeline(Named, {"name": name, "value": value}, 0))[name] is value
+
+
 def test_a_model_finds_no_chance_values_in_memory_that_nobody_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker and each run would find others; NaN is told at the first loss."""
     prepare_thread(1)

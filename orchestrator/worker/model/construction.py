@@ -32,7 +32,7 @@ from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions.codec import Codec, Means, Model
 from orchestrator.optim.contributions import CONTRIBUTIONS
 from orchestrator.optim.transforms import Chain
-from orchestrator.pipeline import Pipeline, defines, naming
+from orchestrator.pipeline import Pipeline, defines, hidden_method, naming
 from orchestrator.worker.model import begin_state, initial, moving_buffers, refusals, watched_step
 
 Built = TypeVar("Built")
@@ -42,7 +42,15 @@ _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of 
 
 def make_pipeline(kind: type[Pipeline], args: Mapping[str, Any], seed: int) -> Pipeline:
     with naming("the pipeline's __init__"), seeded(seed, "pipeline"), filled():
-        return kind(**args)
+        pipeline = kind(**args)
+    if (name := hidden_method(pipeline)) is not None:
+        given = type(vars(pipeline)[name]).__name__
+        raise PipelineRaised(
+            f"the pipeline's __init__ sets self.{name}, a {given}, in place of the method {name}()",
+            "give the attribute another name; what is to be called is a method of the class",
+            code="pipeline.hidden-method",
+        )
+    return pipeline
 
 
 def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
