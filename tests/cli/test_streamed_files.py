@@ -156,3 +156,33 @@ def test_a_reader_of_ones_own_as_the_page_has_it(project: Project) -> None:
         )
         pipeline.write("        return super().collate([{**each, 'x': [each['x']] * 4} for each in items])\n")
     assert _digest(project, "data/tables", "pipeline.target=rows:Tables")
+
+
+def test_data_come_from_a_remote_that_keeps_versions_also_if_they_were_pushed_after_the_run(
+    project: Project, bucket: Bucket
+) -> None:
+    project.variables.update(bucket.access)
+    bucket._call("PUT", "?versioning", b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>")
+    (project.path / ".gitignore").write_text(".orchestrator\n")
+    (project.path / "data" / "rows").mkdir()
+    for file in range(2):
+        rows = [{"id": row, "x": [file, row, 1, 2]} for row in range(12)]
+        (project.path / f"data/rows/{file}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    def dvc(*arguments: str) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "dvc", *arguments], cwd=project.path, env=project.environment(), check=True
+        )
+
+    assert project.run("index=data/rows").code == 0
+    dvc("init", "-q")
+    dvc("remote", "add", "-q", "-d", "far", "s3://bucket/far")
+    dvc("remote", "modify", "far", "version_aware", "true")
+    dvc("add", "-q", "data/rows")
+    _digest(project, "data/rows")
+    dvc("push", "-q")
+    shutil.rmtree(project.path / ".dvc/cache")
+    shutil.rmtree(project.path / "data/rows")
+    again = project.run("rerun=last", "output=json")
+    assert again.code == 0, again.err
+    assert "data/rows: from the remote" in again.err

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.common import temporary
@@ -266,16 +267,20 @@ def _with_room(scratch: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(top: Path, within: Path | None = None) -> Iterator[Any]:
+def opened(
+    top: Path, within: Path | None = None, settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> Iterator[Any]:
     """The project for DVC's own code, to be read: its locks and its state lie elsewhere, and git is left out. within: a folder
-    out of which nothing is read, nor files that are larger than any that people write, as of a project of somebody else."""
+    out of which nothing is read, nor files that are larger than any that people write, as of a project of somebody else;
+    settings: that go before those of the project."""
     with temporary.folder() as scratch, quiet(), insides():
         from dvc.repo import Repo
 
         reader = type("Reader", (Repo,), {"tmp_dir": str(scratch)})
         with _readable(top), _with_room(scratch):
             system = None if within is None else _bounded(within)
-            repository = reader(str(top), fs=system, config={"core": {"no_scm": True, "site_cache_dir": str(scratch)}})
+            own = {**settings.get("core", {}), "no_scm": True, "site_cache_dir": str(scratch)}
+            repository = reader(str(top), fs=system, config={**settings, "core": own})
         with repository:
             yield repository
 

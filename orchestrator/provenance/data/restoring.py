@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import Any
 
 from orchestrator.common import temporary
 from orchestrator.data.files import manifest
@@ -59,7 +60,7 @@ def restore(
     """
     kept = dvc_files.storage(source)
     with temporary.folder() as scratch:
-        store = _Objects(source, kept, scratch)
+        store = _Objects(source, target, kept, scratch)
         jobs = [_Job(item, target, source, top or target, names.get(item.path)) for item in inputs]
         for job in [job for job in jobs if not job.is_done()]:
             job.bring((places or {}).get(job.item.path), store)
@@ -264,8 +265,15 @@ class _Missing(Exception):
 class _Objects:
     """DVC's objects: of the cache, and for what that lacks or has damaged, of a remote."""
 
-    def __init__(self, project: Path, storage: Storage | None, scratch: Path) -> None:
+    def __init__(
+        self,
+        project: Path,  # where the command was typed
+        code: Path,  # the project in the restored tree
+        storage: Storage | None,  # of `project`
+        scratch: Path,  # a folder that is thrown away
+    ) -> None:
         self._project = project
+        self._code = code
         self._storage = storage
         self._fetched = Storage(scratch / "cache", {}, None)
         self._scratch = scratch
@@ -344,7 +352,7 @@ class _Objects:
         if not md5s or self._storage is None or not (out.remote or self._storage.default):
             return
         try:
-            _pull(self._project, self._scratch, md5s, out)
+            _pull(self._project, self._code, self._scratch, md5s, out)
         except Exception as error:  # DVC and the libraries below it raise whatever they like
             self._notes.append(f"the remote could not be read: {type(error).__name__}: {error}")
 
@@ -364,23 +372,46 @@ def _part_of(listed: Mapping[str, str], part: str) -> dict[str, str]:
     return {"": listed[part]} if part in listed else hashing.below(listed, part)
 
 
-def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
+def _pull(project: Path, code: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
     """Into the cache in `scratch`, with the remotes of `project`, through a DVC project that is made there."""
     top = dvc_files.root(project)
     assert top is not None
+    theirs = dvc_files.configuration(top)
+    settings = {"cache": {"dir": str(scratch / "cache")}, "remote": theirs["remote"], "core": {}}
+    if theirs["core"].get("remote"):
+        settings["core"]["remote"] = theirs["core"]["remote"]
+    remote = theirs["remote"].get(out.remote or theirs["core"].get("remote"), {})
+    if any(str(remote.get(kind, "")).lower() == "true" for kind in ("version_aware", "worktree")):
+        _pull_versions((code, project), settings, out)
+        return
     own = scratch / "project"
     (own / ".dvc").mkdir(parents=True, exist_ok=True)
-    theirs = dvc_files.configuration(top)
-    core = {"no_scm": True, "site_cache_dir": str(scratch / "site"), "analytics": False}
-    if theirs["core"].get("remote"):
-        core["remote"] = theirs["core"]["remote"]
-    settings = {"cache": {"dir": str(scratch / "cache")}, "remote": theirs["remote"], "core": core}
+    settings["core"] |= {"no_scm": True, "site_cache_dir": str(scratch / "site"), "analytics": False}
     with dvc_files.quiet(), dvc_files.insides():
         from dvc.repo import Repo
         from dvc_data.hashfile.hash_info import HashInfo
 
         with Repo(str(own), config=settings) as repository:
             repository.cloud.pull([HashInfo(out.hash, md5) for md5 in md5s], remote=out.remote)
+
+
+def _pull_versions(projects: Iterable[Path], settings: Mapping[str, Mapping[str, Any]], out: Out) -> None:
+    """The same from a remote that keeps files by their names, in versions: DVC's files say which ones, once they are pushed,
+    which may be later than the code was recorded."""
+    failed: Exception | None = None
+    for project in projects:
+        top, file = dvc_files.root(project), project / out.file
+        if top is None or not file.is_file():
+            continue
+        place = f"{file.with_name('dvc.yaml')}:{out.stage.rpartition(':')[2]}" if out.stage else str(file)
+        try:
+            with dvc_files.opened(top, settings=settings) as repository:
+                repository.fetch(targets=[place])
+            failed = None
+        except Exception as error:  # of a folder whose versions are not noted yet, and whatever the libraries raise
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 def _import(out: Out, part: str, destination: Path, origin: Path) -> None:
