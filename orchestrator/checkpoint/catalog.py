@@ -22,7 +22,7 @@ import torch
 from orchestrator.checkpoint.manifest import Blob, Manifest, is_blob, manifest_name, steps_among
 from orchestrator.checkpoint.parts import read_part, read_some
 from orchestrator.checkpoint.state import TrainingState
-from orchestrator.checkpoint.storage import Storage, bring
+from orchestrator.checkpoint.storage import Remote, Storage, bring
 from orchestrator.common import injection
 from orchestrator.errors import CheckpointDamaged
 
@@ -95,9 +95,10 @@ class Catalog:
             return Saved(manifest, f"old checkpoints could not be removed: {error}")
         return Saved(manifest, "")
 
-    def latest(self, until: int | None = None) -> NewestGood:
+    def latest(self, until: int | None = None, *, can_wait: bool = False) -> NewestGood:
         """Reads and verifies whole checkpoints, newest first, until one is good. until: a step; what was saved after it is
-        forgotten. Raises CheckpointDamaged if nothing can be listed, or forgotten."""
+        forgotten. can_wait: a store that does not give a file that it has is no damage. Raises CheckpointDamaged for that,
+        and if nothing can be listed, or forgotten."""
         reasons = []
         try:
             sizes = self._storage.sizes()
@@ -114,6 +115,8 @@ class Catalog:
                 for blob in manifest.blobs:
                     read_part(self._storage, blob)
             except (CheckpointDamaged, OSError) as error:
+                if can_wait and isinstance(self._storage, Remote) and isinstance(error, OSError):
+                    raise _not_read(step, error) from error
                 reasons.append(f"checkpoint {step} is not used: {_say(error)}")
                 self._rejected.add(step)
             else:
@@ -237,6 +240,14 @@ def _is_there(storage: Storage, blob: Blob) -> bool:
 
 def _blobs(manifests: Iterable[_Listed | None]) -> set[str]:
     return {name for manifest in manifests if manifest for name in manifest.blobs}
+
+
+def _not_read(step: int, error: OSError) -> CheckpointDamaged:
+    return CheckpointDamaged(
+        f"the checkpoint of step {step} is there and cannot be read: {_say(error)}",
+        f"see to its place; without its file {manifest_name(step)} the one before is taken",
+        code="checkpoint.not-read",
+    )
 
 
 def _say(error: Exception) -> str:

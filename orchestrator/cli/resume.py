@@ -10,18 +10,19 @@ from orchestrator.cli.command_result import CommandResult, ended_run
 from orchestrator.cli.sweep import ended_sweep
 from orchestrator.driver.supervision import taken_over
 from orchestrator.driver.terminal import console
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.experiments.resume import Resumed, resume
 from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.provenance.tracking import is_server
 
-_PASSING = {"mlflow.unusable", "mlflow.denied"}  # of a server that the driver before has used
+_OF_SERVER = {"mlflow.unusable", "mlflow.denied"}  # which the driver before has used
+_OF_CHECKPOINTS = {"checkpoint.place-unwritable", "checkpoint.not-listed", "checkpoint.not-read"}
 _AGAIN_S = 5.0
 
 
 def run(arguments: Arguments) -> CommandResult:
     overrides, trusted = arguments.without("trust"), arguments.flag("trust")
-    done = _when_its_server_answers(
+    done = _when_its_places_answer(
         arguments.uri,
         lambda: resume(arguments.value, overrides, arguments.uri, arguments.rest, trusted=trusted),
     )
@@ -30,18 +31,19 @@ def run(arguments: Arguments) -> CommandResult:
     return ended_run(done.id, done.ended, arguments)
 
 
-def _when_its_server_answers(uri: str | None, go_on: Callable[[], Resumed]) -> Resumed:
-    """A run whose driver has died is not left because the MLflow server is away at that moment, too. Raises as `resume`."""
+def _when_its_places_answer(uri: str | None, go_on: Callable[[], Resumed]) -> Resumed:
+    """A run whose driver has died is not left because its MLflow server, or its store of checkpoints, is away at that moment,
+    too. Raises as `resume`."""
+    passing = _OF_CHECKPOINTS | (_OF_SERVER if is_server(uri) else set())
     is_told = False
     while True:
         try:
             return go_on()
-        except ConfigurationError as error:
-            if taken_over() is None or not is_server(uri) or not _PASSING & set(error.codes):
+        except OrchestratorError as error:
+            if taken_over() is None or not set(error.codes) <= passing:
                 raise
+            why = error.problems[0] if isinstance(error, ConfigurationError) else error.message
             if not is_told:
-                console.tell(
-                    f"{error.problems[0]}; the run goes on as soon as it can, which is tried every {_AGAIN_S:.0f} s"
-                )
+                console.tell(f"{why}; the run goes on as soon as it can, which is tried every {_AGAIN_S:.0f} s")
             is_told = True
         time.sleep(_AGAIN_S)

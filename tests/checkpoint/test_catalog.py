@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +15,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.checkpoint.catalog import ABANDONED_AFTER_S, Catalog, carry, load, read
+from orchestrator.checkpoint.catalog import ABANDONED_AFTER_S, Catalog, NewestGood, carry, load, read
 from orchestrator.checkpoint.manifest import Blob, Manifest, is_blob, manifest_name
 from orchestrator.checkpoint.state import TrainingState, pack
-from orchestrator.checkpoint.storage import LocalFolder
+from orchestrator.checkpoint.storage import LocalFolder, Remote, Storage
 from orchestrator.errors import CheckpointDamaged
 from tests.checkpoint.stores import InMemory, events, example, same
 from tests.refusals import refused
 
 
 def saved(
-    storage: InMemory, *steps: int, keep: int = 2, parts: int = 2, abandoned_after_s: float = ABANDONED_AFTER_S
+    storage: Storage, *steps: int, keep: int = 2, parts: int = 2, abandoned_after_s: float = ABANDONED_AFTER_S
 ) -> Catalog:
     catalog = Catalog(storage, keep, abandoned_after_s=abandoned_after_s)
     for step in steps:
@@ -170,6 +172,32 @@ def expect_10(storage: InMemory, catalog: Catalog, damage: str) -> None:
         assert reason.startswith("checkpoint 20 is not used: ")
         assert any(words in reason for words in DAMAGES[damage][1].split("|")), reason
         assert same(load(storage, manifest), example(10))
+
+
+def test_a_store_that_does_not_give_a_file_is_no_damage_to_who_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume began at the first step, as its store failed for a moment after it had been listed."""
+    storage = Remote(f"memory://{secrets.token_hex(8)}")
+    saved(storage, 10, 20)
+    get = storage.get
+
+    def fails(name: str, *span: Any) -> bytes:
+        if name == manifest_name(20):
+            raise OSError(errno.EIO, "Internal Server Error")
+        return get(name, *span)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "get", fails)
+        with refused("checkpoint.not-read", "step 20 is there and cannot be read: [Errno 5] Internal Server Error"):
+            Catalog(storage, 2).latest(can_wait=True)
+        expect_step(Catalog(storage, 2).latest(), 10)
+    expect_step(Catalog(storage, 2).latest(can_wait=True), 20)
+    storage.delete(manifest_name(20))
+    expect_step(Catalog(storage, 2).latest(can_wait=True), 10)
+
+
+def expect_step(found: NewestGood, step: int) -> None:
+    assert found.manifest is not None
+    assert found.manifest.step == step
 
 
 def test_a_place_that_cannot_be_listed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

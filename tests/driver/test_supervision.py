@@ -21,7 +21,7 @@ from orchestrator.config.settings import Settings, load
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.supervision import supervised, supervisor, taken_over
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import CheckpointDamaged, ConfigurationError
 from orchestrator.experiments.resume import Resumed
 from tests.refusals import refused
 
@@ -195,11 +195,12 @@ def test_who_was_taken_over_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("is_successor", [True, False])
-def test_who_goes_on_for_a_dead_driver_waits_for_the_mlflow_server(
+def test_who_goes_on_for_a_dead_driver_waits_for_server_and_checkpoints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_successor: bool
 ) -> None:
     away = ConfigurationError(["tracking.uri: the MLflow server is away"], code="mlflow.unusable")
-    answers: list[Any] = [away, away, Resumed("4e8d", "run", RunOutcome(steps=3))]
+    unread = CheckpointDamaged("the checkpoint cannot be read", code="checkpoint.not-read")
+    answers: list[Any] = [away, unread, away, Resumed("4e8d", "run", RunOutcome(steps=3))]
 
     def resumed(*_: Any, **__: Any) -> Resumed:
         answer = answers.pop(0)

@@ -219,7 +219,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     handed = failover_reports.take(storage, checkpoints, files, first, supersedes=not plan.lockstep)
     if handed.sentence is not None:
         say(f"note: {handed.sentence}")
-    found = checkpoints.latest()
+    found = checkpoints.latest(can_wait=True)
     if found.manifest is None and plan.run.begin is not None:
         begin.put(plan.run.begin, storage_of(plan, files))
         found = found._replace(manifest=checkpoints.latest().manifest)
@@ -229,7 +229,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         say(
             f"note: what the store has of the run ends before the checkpoint of step {found.manifest.step}, which is made again"
         )
-        found = checkpoints.latest(until=saved)
+        found = checkpoints.latest(until=saved, can_wait=True)
     for reason in found.reasons:
         say(f"warning: {reason}")
     step = None if found.manifest is None else found.manifest.step
