@@ -185,8 +185,16 @@ def mapped(function: Callable[[Any], Any], tree: Any, *, lists: bool = True) -> 
     if isinstance(tree, Mapping):
         return {key: mapped(function, each, lists=lists) for key, each in tree.items()}
     if _contains(tree, lists=lists):
-        return type(tree)(mapped(function, each, lists=lists) for each in tree)
+        return made_like(tree, (mapped(function, each, lists=lists) for each in tree))
     return function(tree)
+
+
+def made_like(tree: Any, items: Iterable[Any]) -> Any:
+    """A list, a tuple or a named tuple as the first one, of these items; a tuple for torch's own, such as the one of max()."""
+    if isinstance(tree, list):
+        return list(items)
+    make = getattr(type(tree), "_make", tuple)
+    return make(items)
 
 
 def _groups(inputs: Any, number: int) -> Iterable[list[int]]:
@@ -226,7 +234,9 @@ def _has_rows(part: Any) -> bool:
 
 def _contains(tree: Any, *, lists: bool) -> bool:
     """Whether it is a tuple, or a list of more than one value per row."""
-    return type(tree) is tuple or (lists and type(tree) is list and not all(isinstance(each, _SINGLE) for each in tree))
+    return isinstance(tree, tuple) or (
+        lists and type(tree) is list and not all(isinstance(each, _SINGLE) for each in tree)
+    )
 
 
 def _checked(part: Any, rows: int, named: str = "") -> Any:
@@ -243,7 +253,7 @@ def _joined(pieces: Sequence[Any], places: Sequence[int]) -> Any:
     if isinstance(first, Mapping):
         return {key: _joined([piece[key] for piece in pieces], places) for key in first}
     if _contains(first, lists=True):
-        return type(first)(_joined([piece[at] for piece in pieces], places) for at in range(len(first)))
+        return made_like(first, (_joined([piece[at] for piece in pieces], places) for at in range(len(first))))
     if type(first) is list or len({tuple(piece.shape[1:]) for piece in pieces}) > 1:
         rows = [row for piece in pieces for row in piece]
         return [rows[place] for place in places]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -134,6 +134,25 @@ def test_answers_of_every_kind_come_back_in_the_order_of_the_rows() -> None:
     assert torch.equal(found["many"][0], ids)
     assert (found["many"][1][0] == ids.numpy()).all()
     assert found["names"] == [f"n{each}" for each in range(21)]
+
+
+class Judged(NamedTuple):
+    score: Any
+    names: Any
+
+
+def test_named_tuples_are_tuples_in_requests_and_answers() -> None:
+    """They were told to be no answers for each row, and a request of one to have no rows."""
+
+    def call(asked: Judged) -> Any:
+        return Judged(asked.score * 2, [f"{each:g}" for each in asked.score.tolist()]), asked.score.view(-1, 1).max(1)
+
+    scores = torch.arange(11.0)
+    judged, most = batch_invariance.batch_invariant(call, Judged(scores, "shared"), 4)
+    assert torch.equal(judged.score, scores * 2)
+    assert judged.names == [f"{each}" for each in range(11)]
+    assert torch.equal(most[0], scores)
+    assert tried(lambda rows: Judged(rows, rows[:, 0])).rows == batch_invariance.ROWS
 
 
 def test_rows_of_several_lengths_are_tiled_apart_and_nothing_is_padded() -> None:

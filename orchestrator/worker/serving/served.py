@@ -159,8 +159,8 @@ def _tensors(value: Any) -> Any:
         value = value.to_numpy()
         if value.dtype.kind == "O" and value.shape[1:] == (1,):  # a column of lists
             value = value[:, 0]
-    if type(value) is tuple:
-        return tuple(_tensors(each) for each in value)
+    if isinstance(value, tuple):
+        return batch_invariance.made_like(value, map(_tensors, value))
     if isinstance(value, list):
         value = _array(value)
     if isinstance(value, numpy.ndarray) and value.dtype.kind == "O":
@@ -194,4 +194,4 @@ def _plain(value: Any) -> Any:
         return (found.float() if has_none else found).numpy()
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
-    return type(value)(_plain(each) for each in value) if type(value) in (list, tuple) else value
+    return batch_invariance.made_like(value, map(_plain, value)) if isinstance(value, (list, tuple)) else value
