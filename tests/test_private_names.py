@@ -50,7 +50,7 @@ GATED = {
 OF_TORCH = {
     "adapters/lightning/devices.py": "the device that a module of Lightning tells of",
     "checkpoint/writer.py": "whether a tensor was changed while it was copied",
-    "numerics/determinism.py": "the public function imports torch's compiler, a second",
+    "numerics/determinism.py": "the public function imports torch's compiler, a second; that of scripts is a block",
     "numerics/foreach.py": "one call for many tensors",
     "numerics/inductor.py": "whether a module is compiled, and what its code reads",
     "numerics/portable/conformance/drawing.py": "where torch itself begins a backward pass",
@@ -79,6 +79,7 @@ AROUND = {
     "torch._foreach_mul": "each is multiplied",
     "torch._foreach_norm": "the norm of each is taken",
     "torch._C._set_deterministic_algorithms": "the public function",
+    "torch._C._set_graph_executor_optimize": "the proof refuses what comes out otherwise",
     "torch._C._cuda_endAllocateToPool": "that memory is not given again",
     "torch._C._cuda_releasePool": "that memory is not given again",
     "torch.autograd.graph._engine_run_backward": "the public function",

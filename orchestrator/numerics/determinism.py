@@ -175,6 +175,7 @@ def prepare_thread(
     torch.set_flush_denormal(False)
     float32_precision.prepare(tf32=tf32)
     _use_deterministic_algorithms()
+    _leave_scripts_as_written()
     with torch.autograd.profiler.record_function("prepare"):
         pass  # torch looks for a module of its own the first time, and warns at length where no descriptor is left by then
     return {
@@ -200,6 +201,16 @@ def _use_deterministic_algorithms() -> None:
     linalg: Any = torch.linalg
     if not hasattr(linalg.lstsq, "__wrapped__"):
         linalg.lstsq = _with_pivots_of_its_own(linalg.lstsq)
+
+
+def _leave_scripts_as_written() -> None:
+    """Have functions of `torch.jit.script` called as plain ones are, in this thread. torch would look at their first calls, and
+    differentiate later ones by formulas of its own, with other bits."""
+    import torch
+
+    optimize = getattr(torch._C, "_set_graph_executor_optimize", None)
+    if optimize is not None:
+        optimize(False)
 
 
 def _with_pivots_of_its_own(lstsq: Callable[..., Any]) -> Callable[..., Any]:

@@ -324,3 +324,32 @@ def test_bfloat16_is_another_result_and_a_near_one() -> None:
     assert mixed.digest != plain.digest
     assert mixed.losses == pytest.approx(plain.losses, rel=0.05)
     assert all(value.dtype == torch.float32 for value in mixed.parameters.values())
+
+
+def plain_gate(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sigmoid() + x.tanh()
+
+
+class Gated(p.Small):
+    """Computes by a function, from its third step on. scripts: by one of TorchScript, of which each worker has its own."""
+
+    def __init__(self, scripts: bool) -> None:
+        super().__init__()
+        script: Any = torch.jit.CompilationUnit
+        written = "def gate(x: Tensor):\n    return x * x.sigmoid() + x.tanh()\n"
+        self.gate: Any = script(written).gate if scripts else plain_gate
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(p.FEATURES, 16), torch.nn.Linear(16, p.CLASSES))
+
+    def loss(self, model: Any, batch: p.Batch, step: int = 0) -> torch.Tensor:
+        inputs, labels = batch
+        found = model[0](inputs)
+        return torch.nn.functional.cross_entropy(model[1](self.gate(found) if step >= 2 else found), labels)
+
+
+@pytest.mark.parametrize("layout", [ONE, Layout(3, "tree"), Layout(2, "parameter_server")], ids=str)
+def test_a_scripted_function_has_the_bits_of_a_plain_one_in_each_of_its_calls(layout: Layout) -> None:
+    settings: dict[str, Any] = {"steps": 6, "batch_size": 20}
+    plain = train(Gated, args={"scripts": False}, **settings)
+    assert_same_run(train(Gated, layout, args={"scripts": True}, **settings), plain)

@@ -130,9 +130,9 @@ def _refuse_torchscript(model: torch.nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             what = f"the module {name!r}" if name else "the model"
             raise PipelineRaised(
-                f"{what} is one of TorchScript, which optimizes itself by what it has computed: a worker that comes later "
-                "could get other bits",
-                "have model() return what torch.jit.script or torch.jit.trace was given; a trained model can be scripted",
+                f"{what} is one of TorchScript, whose parameters and buffers a worker cannot exchange for those of the run",
+                "have model() return what torch.jit.script or torch.jit.trace was given; functions may be scripted, and so may "
+                "a trained model",
                 code="model.torchscript",
             )
 
