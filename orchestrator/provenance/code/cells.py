@@ -168,22 +168,29 @@ class _Closure:
             raise Refused(coded("cells.computed", f"its value, of {what}, was computed in a cell, and has no source"))
         if not found:
             raise Refused(coded("cells.no-source", "no cell has its definition as a statement of its own"))
+        if isinstance(found[-1].node, ast.Assign) and isinstance(found[-1].node.value, ast.Name):
+            own = found[-1].node.value.id
+            raise Refused(coded("cells.earlier", f"it is an earlier {own}; give one of the two another name"))
         live = _codes_of(value)
         fitting = [each for each in found if _is_decorated(each.node) or live <= each.codes]
         if not fitting:
             raise Refused(
                 coded("cells.changed", "it is not what its definition made of it: a part of it was replaced afterwards")
             )
-        self._require_bases(value, fitting[-1])
+        self._require_bases(name, value, fitting[-1])
         return fitting[-1]
 
-    def _require_bases(self, value: Any, statement: Statement) -> None:
-        """Raises Refused where a base was defined anew since."""
+    def _require_bases(self, name: str, value: Any, statement: Statement) -> None:
+        """Raises Refused where a base was defined anew since, or has the name of the class."""
         if not isinstance(statement.node, ast.ClassDef) or not isinstance(value, type):
             return
         for base in statement.node.bases:
             if not isinstance(base, ast.Name):
                 continue
+            if base.id == name:
+                raise Refused(
+                    coded("cells.same-name", f"its base is an earlier {name}; give one of the two another name")
+                )
             present = self._namespace.get(base.id)
             if isinstance(present, type) and present not in value.__mro__ and present.__module__ == MAIN:
                 raise Refused(

@@ -128,6 +128,8 @@ def test_a_dataclass_whose_annotations_are_never_read(monkeypatch: pytest.Monkey
         ("cells.no-source", ["exec('def g(): pass')", "class Net:\n    def f(self): return g()"]),
         ("cells.changed", ["class Net:\n    def f(self): pass", "def f(self): return 1\nNet.f = f"]),
         ("cells.changed", ["def make(n):\n    def g(): return n\n    return g\ng = make(1)", "class Net:\n    g = g"]),
+        ("cells.same-name", ["class Net: pass", "class Net(Net):\n    def f(self): pass"]),
+        ("cells.earlier", ["class A: pass\nB = A\nclass A(B): pass", "class Net(B): pass"]),
         (
             "cells.older-base",
             ["class A: pass", "class Net(A): pass", "class A:\n    x = 1"],
