@@ -36,7 +36,7 @@ def load(given: Any) -> Loaded:
             [f"pipeline.args.data: there is no {unknown[0]!r}"], f"give {_FORM}", code="transformers.data-form"
         )
     if "from" not in entry:
-        return Loaded(_place(entry.get("train")), None if "validation" not in entry else _place(entry["validation"]))
+        return Loaded(_set("train", entry.get("train")), _set("validation", entry.get("validation")))
     source = entry["from"]
     is_function = isinstance(source, str) and ":" in source and not Path(source).exists()
     found = own("data", source)(**entry.get("args", {})) if is_function else _place(source)
@@ -46,7 +46,7 @@ def load(given: Any) -> Loaded:
         return Loaded(found)
     train, validation = entry.get("train", "train"), entry.get("validation")
     for name in (train, *([validation] if validation else [])):
-        if name not in found:
+        if not isinstance(name, str) or name not in found:
             raise ConfigurationError(
                 [f"pipeline.args.data: it has no split {name!r}, but {', '.join(map(str, found))}"],
                 "name them: data: {from: ..., train: SPLIT, validation: SPLIT}",
@@ -55,6 +55,23 @@ def load(given: Any) -> Loaded:
     held_out = found.get(validation or "validation")
     others = tuple(str(name) for name in found if name != train) if held_out is None else ()
     return Loaded(found[train], held_out, others)
+
+
+def _set(key: str, given: Any) -> Any:
+    """The samples at one place, None for no validation set. Several training sets are those of a mixture. Raises
+    ConfigurationError."""
+    if given is None and key == "validation":
+        return None
+    found = _place(given)
+    if isinstance(found, Mapping) and (key == "validation" or "train" in found):
+        names = list(map(str, found))
+        raise ConfigurationError(
+            [f"pipeline.args.data.{key}: {given!r} has the splits {', '.join(names)}"],
+            f"name one of its folders, such as {given}/{key if key in names else names[-1]}, or data: {{from: {given}, "
+            "train: SPLIT, validation: SPLIT}",
+            code="transformers.several-splits",
+        )
+    return found
 
 
 def _place(given: Any) -> Any:

@@ -33,7 +33,7 @@ class DescribedModel:
                 f"write {_FORM}",
                 code="transformers.model-form",
             )
-        self._options = dict(entry.get("options", {}))  # of from_pretrained, or values of the configuration
+        self._options = _in_float32(entry.get("options", {}))  # of from_pretrained, or values of the configuration
         self.folder = folder("model", entry["folder"]) if "folder" in entry else None
         self._config = _values(entry["config"]) if "config" in entry else {}
         self.kind = self._class(entry.get("class"))  # of transformers, or the user's
@@ -105,6 +105,18 @@ def _values(given: Any) -> dict[str, Any]:
             code="transformers.config-unreadable",
         ) from None
     return {key: value for key, value in found.items() if key not in ("architectures", "transformers_version")}
+
+
+def _in_float32(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without the kind of the parameters. Raises ConfigurationError for another kind than that of all runs."""
+    for name in ("dtype", "torch_dtype"):
+        if str(options.get(name)).removeprefix("torch.") not in ("None", "auto", "float32"):
+            raise ConfigurationError(
+                [f"pipeline.args.model.options.{name}: {options[name]!r}, but the parameters of a run are float32"],
+                "leave it out; run.precision=bfloat16 computes in bfloat16",
+                code="transformers.dtype",
+            )
+    return {name: value for name, value in options.items() if name not in ("dtype", "torch_dtype")}
 
 
 def _architecture(place: Path) -> str | None:

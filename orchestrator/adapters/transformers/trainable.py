@@ -16,7 +16,7 @@ from orchestrator.adapters.transformers import batch_facts, collating, data, mea
 from orchestrator.adapters.transformers import training as trainers
 from orchestrator.adapters.transformers.arguments import OF_THE_LOSS, Training
 from orchestrator.adapters.transformers.library import own, package
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, PipelineRaised
 
 _IGNORED = -100  # the label of what counts nothing
 _LABELS = "labels"
@@ -121,7 +121,7 @@ class Model(Told):
             )
             loss = smoother(outputs, smoothed, shift_labels=_is_causal(inner), num_items_in_batch=passed)
         else:
-            loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+            loss = _loss_in(outputs, batch, inner)
         return loss if counted is None or batch[_LABELS].is_floating_point() else (loss, counted)
 
     def _smooths(self, model: Any) -> bool:
@@ -186,6 +186,20 @@ class Trainable(Model):
     def _factors(self) -> Callable[[int], float]:
         given = self._given
         return trainers.factors(given, given.max_steps or self._steps or given.steps(self._samples))
+
+
+def _loss_in(outputs: Any, batch: Mapping[str, Any], model: Any) -> Any:
+    """The loss among what a model returns. Raises PipelineRaised where there is none."""
+    if not isinstance(outputs, dict):
+        return outputs[0]
+    if "loss" not in outputs:
+        raise PipelineRaised(
+            f"{type(model).__name__} returns {', '.join(outputs)} for {', '.join(batch_facts.plain(batch))}, and no loss",
+            "give each row its labels, in the data or by a collator, as DataCollatorForLanguageModeling does; the class is one "
+            "with a loss, such as AutoModelForCausalLM",
+            code="transformers.no-loss",
+        )
+    return outputs["loss"]
 
 
 def _takes_more(model: Any) -> bool:

@@ -275,6 +275,24 @@ def test_metrics_are_those_of_compute_metrics_where_they_are_means() -> None:
         pipeline.metrics(pipeline.model().eval(), batch)
 
 
+def without_labels() -> list[dict[str, Any]]:
+    return [{"input_ids": row["input_ids"]} for row in tiny.texts()[0]]
+
+
+def test_a_model_that_returns_no_loss_is_told_with_what_it_was_given() -> None:
+    with refused("transformers.no-loss", "GPT2LMHeadModel returns logits for input_ids"):
+        trained({**CAUSAL, "data": f"{__name__}:without_labels"})
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_parameters_of_another_kind_are_refused(name: str) -> None:
+    for kind in ("auto", "float32", torch.float32):
+        same = Model(**{**CAUSAL_MODEL, "model": {**tiny.CAUSAL, "options": {name: kind}}}).model()
+        assert next(same.parameters()).dtype == torch.float32
+    with refused("transformers.dtype", "bfloat16"):
+        Model(**{**CAUSAL_MODEL, "model": {**tiny.CAUSAL, "options": {name: "bfloat16"}}})
+
+
 def two_validations() -> dict[str, Any]:
     train, held_out = tiny.texts()
     return {"train": train, "validation_matched": held_out, "validation_mismatched": held_out}
@@ -316,6 +334,11 @@ def test_data_lie_in_folders_and_files(tmp_path: Path) -> None:
     assert [each[0] for each in both[:2]] == [rows[0]] * 2
     with refused("transformers.no-such-split", "test"):
         load({"from": str(tmp_path / "two"), "train": "trian"})
+    with refused("transformers.no-such-split", "easy"):
+        load({"from": str(tmp_path / "two"), "validation": {"easy": "test"}})
+    for key, named in (("train", "two/train"), ("validation", "two/test")):
+        with refused("transformers.several-splits", named):
+            load({"train": str(tmp_path / "one"), key: str(tmp_path / "two")})
     with refused("transformers.data", "imdb"):
         load("imdb")
     with refused("transformers.data-form", "splits"):
