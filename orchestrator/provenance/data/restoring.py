@@ -162,13 +162,22 @@ class _Job:
         if self._arrived(_IN_CODE):
             return True
         if leads_outside:
-            self.reasons.append(
-                "it lies outside of the repository, where a rerun writes nothing, and has other bytes now"
-            )
+            self.reasons.append(f"it lies outside of the repository, where a rerun writes nothing, and {self._there()}")
             return True
         if self.item.in_code and not self.item.outs:
             self.reasons.append("the code's snapshot brings other bytes (git may convert line ends)")
         return False
+
+    def _there(self) -> str:
+        """The state of an input outside of the repository, in words."""
+        if (self.target / self.item.path).exists():
+            return "has other bytes now"
+        if Path(self.item.path).is_absolute():
+            return "is not there"
+        return (
+            "its path leads elsewhere from there: in data.inputs and in the pipeline, name it by an absolute path, which a "
+            "rerun reads in place"
+        )
 
     def bring(self, crate: tuple[str, Path] | None, store: _Objects) -> None:
         """From the first of its sources that has the recorded bytes. crate: a place that should have them."""

@@ -192,6 +192,25 @@ def test_a_project_in_a_folder_of_its_repository(tracked: Path, tmp_path: Path) 
     assert (target / "made/numbers.txt").read_text() == "123\n"
 
 
+def test_of_data_outside_it_is_told_whether_they_are_there(tracked: Path, tmp_path: Path) -> None:
+    """A restored tree lies elsewhere than the project, so a relative path leads elsewhere from there."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("near", "far", "gone"):
+        (outside / name).write_text(name)
+    inputs = capture(tracked, ["../outside/near", str(outside / "far"), str(outside / "gone")])
+    (outside / "far").write_text("other")
+    (outside / "gone").unlink()
+    with refused("dvc.not-restored") as caught:
+        restore(work_tree(tracked, tmp_path / "w" / "code"), inputs, tracked)
+    near, far, gone = caught.value.message.splitlines()[1:]
+    assert "name it by an absolute path" in near
+    assert far.endswith("writes nothing, and has other bytes now")
+    assert gone.endswith("writes nothing, and is not there")
+    near_too = capture(tracked, [str(outside / "near")])
+    assert [item.source for item in restore(work_tree(tracked, tmp_path / "again"), near_too, tracked)] == ["work tree"]
+
+
 def test_a_link_to_tracked_data(tracked: Path, tmp_path: Path) -> None:
     (tracked / "current").symlink_to("data/imgs")
     inputs = capture(tracked, ["current"])
