@@ -41,6 +41,8 @@ CARRIERS = {"copy_", "_foreach_copy_"}
 class There:
     """The storages there. They are kept, so that no address is used again here."""
 
+    __module__ = staging.__name__  # objects of the user's, as of a test, are put back for a second computation
+
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
 
@@ -78,6 +80,8 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class WatchedCopying(staging.Copying):
+    __module__ = staging.__name__
+
     def __init__(self, there: There) -> None:
         super().__init__(torch.device("cpu"))
         self._there = there
@@ -113,6 +117,8 @@ class WatchedCopying(staging.Copying):
 
 class WatchedResident(WatchedCopying, staging.Resident):
     """And sums are made there."""
+
+    __module__ = staging.__name__
 
     def flat(self, elements: int) -> torch.Tensor:
         return self._made(super().flat(elements))
