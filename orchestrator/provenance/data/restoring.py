@@ -170,10 +170,12 @@ class _Job:
 
     def _there(self) -> str:
         """The state of an input outside of the repository, in words."""
-        if (self.target / self.item.path).exists():
+        place = self.target / self.item.path
+        if place.exists():
             return "has other bytes now"
-        if Path(self.item.path).is_absolute():
-            return "is not there"
+        is_below = Path(os.path.normpath(place)).is_relative_to(os.path.normpath(self.top))  # but for links
+        if is_below or Path(self.item.path).is_absolute():
+            return f"{os.path.realpath(place)} is not there"
         return (
             "its path leads elsewhere from there: in data.inputs and in the pipeline, name it by an absolute path, which a "
             "rerun reads in place"

@@ -198,15 +198,17 @@ def test_of_data_outside_it_is_told_whether_they_are_there(tracked: Path, tmp_pa
     outside.mkdir()
     for name in ("near", "far", "gone"):
         (outside / name).write_text(name)
-    inputs = capture(tracked, ["../outside/near", str(outside / "far"), str(outside / "gone")])
+    (tracked / "link").symlink_to(outside)
+    inputs = capture(tracked, ["../outside/near", str(outside / "far"), str(outside / "gone"), "link/gone"])
     (outside / "far").write_text("other")
     (outside / "gone").unlink()
     with refused("dvc.not-restored") as caught:
         restore(work_tree(tracked, tmp_path / "w" / "code"), inputs, tracked)
-    near, far, gone = caught.value.message.splitlines()[1:]
+    near, far, gone, linked = caught.value.message.splitlines()[1:]
     assert "name it by an absolute path" in near
     assert far.endswith("writes nothing, and has other bytes now")
-    assert gone.endswith("writes nothing, and is not there")
+    for each in (gone, linked):
+        assert each.endswith(f"writes nothing, and {outside / 'gone'} is not there")
     near_too = capture(tracked, [str(outside / "near")])
     assert [item.source for item in restore(work_tree(tracked, tmp_path / "again"), near_too, tracked)] == ["work tree"]
 
