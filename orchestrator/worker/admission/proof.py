@@ -154,7 +154,7 @@ def _verify(
     for settings of torch that have changed."""
     if not batches:
         return None
-    settings = determinism.settings_of_torch()
+    settings, modes = determinism.settings_of_torch(), _modes(workload.model)
     with determinism.filled() if fills else contextlib.nullcontext(), _scaled() as scaled:
         results = [compute(batches[0])]
     _refuse_changed(settings, what)
@@ -164,6 +164,7 @@ def _verify(
             "return the loss as it is: run.precision=bfloat16, or torch.autocast with bfloat16, needs no scaling",
             code="pipeline.grad-scaler",
         )
+    left = [name for name, mode in _modes(workload.model).items() if modes.get(name, mode) != mode]
     before = _look(workload)
     results += [(behind or compute)(batch) for batch in batches[1:]]
     after = None if repeats else _look(workload)
@@ -176,7 +177,8 @@ def _verify(
         grown = state_detection.grown(before, after, _look(workload))
     found = ", ".join(sorted(grown, key=lambda place: not grown[place])[:3])
     if len(results) > len(batches) and results[-1] != results[0]:
-        raise _not_repeatable(what, found, differs())
+        mode = f"the mode of {', '.join(left[:3])}, by train() or eval()" if left else ""
+        raise _not_repeatable(what, found or mode, differs())
     if any(grown.values()):
         weights = dict(state_detection.holders_and_weights(workload.user_objects(), workload.model).weights)
         raise Inconsistent(
@@ -194,6 +196,10 @@ def _verify(
                 code="pipeline.private-counter",
             )
     return None if None in results else results[0]
+
+
+def _modes(model: torch.nn.Module) -> dict[str, bool]:
+    return {name: each.training for name, each in model.named_modules(prefix="model")}
 
 
 def _follows_from(workload: PipelineAdapter, place: str, result: str | None, compute: Callable[[], str | None]) -> bool:

@@ -58,12 +58,13 @@ class Results:
 def compute(
     workload: PipelineAdapter, replica: Replica, batches: Iterable[int], evaluate: Evaluate, step: int, beat: Beat
 ) -> Results:
-    """Evaluate these batches, each from the same buffers; modes and buffers are left as they were, also when `beat`, which is
+    """Evaluate these batches, each from the same modes and buffers, which are left as they were, also when `beat`, which is
     called before each batch, raises."""
     results = Results(workload.summarized)
-    with in_eval_mode(workload.model), restoring(replica):
+    with in_eval_mode(workload.model) as begin_batch, restoring(replica):
         for batch in batches:
             beat()
+            begin_batch()
             replica.begin_shard()
             try:
                 results.add(batch, *evaluate(step, batch))
@@ -84,18 +85,25 @@ def restoring(replica: Replica) -> Iterator[None]:
 
 
 @contextmanager
-def in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
+def in_eval_mode(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
     """Within the block the model is in evaluation mode; afterwards every module is in the mode it was in, since a
-    pipeline may keep some of them frozen."""
+    pipeline may keep some of them frozen. Gives what begins a batch in that mode, also where the user's code has left another
+    one for a batch before, as for Monte Carlo dropout: which batches a worker has had may not matter."""
     with naming("eval() of the model"):
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
+    evaluating = [(module, module.training) for module, _ in modes]
     try:
-        yield
+        yield lambda: _set(evaluating)
     finally:
         with naming("train() of the model"):
             model.train()
-        for module, training in modes:
+        _set(modes)
+
+
+def _set(modes: Iterable[tuple[torch.nn.Module, bool]]) -> None:
+    for module, training in modes:
+        if module.training is not training:
             module.training = training
 
 

@@ -85,9 +85,11 @@ class Stages:
     def evaluate(self, shards: Sequence[int], step: int, beat: evaluation.Beat) -> evaluation.Results:
         links, results = self._links, evaluation.Results(self._workload.summarized)
         links.refresh(self._held)
-        with evaluation.in_eval_mode(self._workload.model), evaluation.restoring(self._held.replica):
+        model, replica = self._workload.model, self._held.replica
+        with evaluation.in_eval_mode(model) as begin_batch, evaluation.restoring(replica):
             for batch in self._workload.evaluation_batches.of(shards, self._total_shards):
                 beat()
+                begin_batch()
                 self._evaluate(step, batch, results)
         return results
 

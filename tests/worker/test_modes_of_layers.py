@@ -1,0 +1,54 @@
+"""Code that leaves a layer in another mode changes no later validation batch, and is named where it changes a micro-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.config.settings import Every
+from orchestrator.errors import Inconsistent
+from tests.worker import pipelines as p
+from tests.worker.runs import ONE, Layout, assert_same_run, members_end, train
+
+pytestmark = pytest.mark.threads
+
+
+class Dropped(p.Small):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(p.FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, p.CLASSES))
+
+
+class MonteCarlo(Dropped):
+    """Asks several times with dropout, and does not call eval() again."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        model.train()
+        return {"spread": torch.stack([model(batch[0]) for _ in range(3)]).std(0).mean()}
+
+
+class LeftInEvaluation(Dropped):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        model.get_submodule("1").eval()
+        return loss
+
+
+@pytest.mark.parametrize("layout", [Layout(2), Layout(3, "tree"), Layout(2, stages=2)], ids=str)
+def test_a_validation_batch_begins_in_evaluation_mode_whatever_was_left_before_it(layout: Layout) -> None:
+    """Which batches were computed in training mode followed from the layout, and with them what stops early."""
+    reference = train(MonteCarlo, ONE, evaluate_every=Every(steps=2))
+    plain = train(Dropped, ONE, evaluate_every=Every(steps=2))
+    assert [each["validation/loss"] for each in reference.metrics] == [
+        each["validation/loss"] for each in plain.metrics
+    ]
+    assert reference.metrics[0]["validation/spread"] > 0
+    assert_same_run(train(MonteCarlo, layout, evaluate_every=Every(steps=2)), reference)
+
+
+def test_a_mode_that_changes_the_next_micro_batch_is_named() -> None:
+    (end,) = members_end(LeftInEvaluation, ONE)
+    assert isinstance(end, Inconsistent)
+    assert "what had changed: the mode of model.1, by train() or eval()" in end.message
