@@ -559,6 +559,14 @@ def test_what_the_run_does_otherwise_than_the_loader_is_told() -> None:
     assert list(Loaders(Loading(batch_size=10, shuffle=True)).notes(COURSE)) == []
     given = BatchSampler(RandomSampler(range(40)), 7, drop_last=True)
     assert list(Loaders(Loading(batch_sampler=given)).notes(Course(8, 4, 12, "constant"))) == [batch, last]
+    [opens] = Loaders(Loading(batch_size=10, shuffle=True, worker_init_fn=doubled)).notes(COURSE)
+    assert "the training loader has a worker_init_fn, which is not called" in opens
+
+
+@pytest.mark.parametrize("held_out", [None, [], ()])
+def test_a_module_may_have_no_validation_loader(held_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loading, "val_dataloader", lambda _: held_out)
+    assert Loaders(Loading(batch_size=10, shuffle=True)).datasets()[1] is None
 
 
 ROWS = TensorDataset(torch.zeros(40, 1))

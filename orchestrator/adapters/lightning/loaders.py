@@ -102,7 +102,8 @@ class Loaders:
         self.holder = holder
         self.train = _one(holder.train_dataloader(), "train_dataloader")
         held_out = holder.val_dataloader() if _is_written(holder, "val_dataloader") else None
-        self.validation = None if held_out is None else _one(held_out, "val_dataloader")
+        has_none = held_out is None or (isinstance(held_out, list | tuple) and not held_out)
+        self.validation = None if has_none else _one(held_out, "val_dataloader")
 
     def datasets(self) -> tuple[Any, Any]:
         """The samples of both."""
@@ -152,6 +153,12 @@ class Loaders:
                 f"the WeightedRandomSampler of the training loader draws {sampler.num_samples} samples in an epoch, and the "
                 f"run {len(self.train.dataset)}, as the data set has"
             )
+        for loader, which in ((self.train, "training"), (self.validation, "validation")):
+            if loader is not None and loader.worker_init_fn is not None:
+                yield (
+                    f"the {which} loader has a worker_init_fn, which is not called: what it prepares is for the data set to do "
+                    "as it reads its first sample; random numbers have seeds of the run"
+                )
         if self.validation is None:
             return
         held_out = _drawing(self.validation)
