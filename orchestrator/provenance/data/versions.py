@@ -42,6 +42,7 @@ class Input:
     ignored: int = 0  # how many files `.dvcignore` leaves out of the hash
     # of a manifest (`files.json`), how many files that lists, and how many bytes these have; None of another file
     lists: tuple[int, int] | None = None
+    is_outside: bool = False  # whether it lies, or a link to it leads, where `dvc add` of this project takes nothing
 
     @property
     def keeper(self) -> str | None:
@@ -58,6 +59,8 @@ class Input:
             return f"{self.path} is not what DVC has recorded; {remedy}"
         if self.keeper is None and self.md5 != EMPTY:
             parts = f" ({', '.join(self.loose[:3])})" if 0 < len(self.loose) < self.files else ""
+            if self.is_outside:
+                return f"{self.path} lies outside of the project, so it cannot be restored; dvc add a copy within the project"
             return f"{self.path}{parts} is not under DVC, so it cannot be restored; dvc add {self.path}"
         if self.in_cache is False and not self.remotes and not any(out.imported for out in self.outs):
             remedy = f"dvc commit {self._kept[0].path}"
@@ -115,7 +118,17 @@ def _look_up(project: Path, path: str, scan: Scan, known_outs: list[Out], storag
         loose=tuple(sorted(loose)),
         ignored=scan.ignored,
         lists=_lists(project / path) if scan.is_file else None,
+        is_outside=_is_outside(project, path),
     )
+
+
+def _is_outside(project: Path, path: str) -> bool:
+    place = Path(os.path.normpath(project / path))
+    top = os.path.realpath(dvc_files.root(project) or project)
+    real = Path(
+        os.path.realpath(place) if place.is_dir() else os.path.realpath(place.parent)
+    )  # a linked file DVC copies
+    return not real.is_relative_to(top)
 
 
 def _lists(path: Path) -> tuple[int, int] | None:

@@ -120,6 +120,22 @@ def test_what_could_not_be_restored_is_said_with_a_remedy(tracked: Path) -> None
     assert [item.keeper for item in found] == ["dvc", None, None, None, "code"]
 
 
+def test_of_data_outside_no_command_is_advised_that_dvc_refuses(tracked: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x.csv").write_text("x")
+    (tracked / "link").symlink_to(outside)
+    (tracked / "sub" / "y.csv").symlink_to(outside / "x.csv")  # DVC takes what a link leads to
+    (tracked / ".gitignore").write_text("y.csv\n")
+    paths = ["../outside/x.csv", str(outside / "x.csv"), "link/x.csv", "link", "sub/y.csv"]
+    told = [str(item.obstacle) for item in capture(tracked, paths)]
+    assert told[:4] == [
+        f"{path} lies outside of the project, so it cannot be restored; dvc add a copy within the project"
+        for path in paths[:4]
+    ]
+    assert told[4].endswith("dvc add sub/y.csv")
+
+
 def test_a_change_that_dvc_status_overlooks_is_an_obstacle(tracked: Path) -> None:
     file = tracked / "raw.csv"
     stat = file.stat()
