@@ -27,5 +27,6 @@ def ended_sweep(report: SweepReport, arguments: Arguments, kind: str) -> Command
     if report.error is not None:
         console.tell(f"error: {report.error}\n  {kind} {report.sweep_id}")
         where = as_argument(None if report.uri is None else redaction.text(report.uri))
-        console.tell(f"  go on: python -m orchestrator resume={report.sweep_id}{where}")
+        if not report.error.recurs:
+            console.tell(f"  go on: python -m orchestrator resume={report.sweep_id}{where}")
     return ended(code_of(report.error), report.as_dict(), arguments)

@@ -15,6 +15,7 @@ from orchestrator.data.plan import Data
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import Inconsistent, Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
 from orchestrator.experiments.sweep.report import SweepReport
+from orchestrator.experiments.sweep.trials import WrongMetricError
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,13 @@ def test_who_goes_on_with_a_run_of_another_store_names_that(capsys: pytest.Captu
     told = capsys.readouterr().err
     assert "resume=4567 tracking.uri=" in told
     assert "secret" not in told
+
+
+def test_who_has_named_a_metric_that_no_run_has_is_not_told_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """No trial of that sweep can ever have a value."""
+    error = WrongMetricError("objective.metric: runs have no a", "launch the sweep again", code="sweep.no-such-metric")
+    ended_sweep(SweepReport("4567", error=error), Arguments("", (), 0.0), "sweep")
+    assert "resume=" not in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_replicas_that_differ_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,8 @@ _OF_THE_TRIAL = (PipelineRaised, NonFinite, Inconsistent, WorkerLost, Stalled, C
 class WrongMetricError(RunFailed):
     """The objective names a metric that runs do not have, so no trial can have a value."""
 
+    recurs = True
+
 
 @dataclass
 class Trials:
