@@ -48,7 +48,7 @@ def ended_run(run_id: str, outcome: RunOutcome, arguments: Arguments) -> Command
             console.tell(
                 f"  start it anew: the checkpoint of step {outcome.checkpoint} may hold parts of replicas that differ"
             )
-        elif outcome.checkpoint is not None and not outcome.recurs:
+        elif outcome.checkpoint is not None and not outcome.recurs and arguments.get("segments") is None:  # of an audit
             where = as_argument(outcome.store)
             console.tell(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}{where}")
     return ended(code_of(outcome.error), outcome.as_dict(run_id, arguments.started), arguments)

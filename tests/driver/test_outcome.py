@@ -52,6 +52,8 @@ def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixt
         ended_run("0123", outcome, Arguments("", (), 0.0))
         assert ("go on from step 7: python -m orchestrator resume=0123" in capsys.readouterr().err) == (not recurs)
     assert not RunOutcome(checkpoint=7).recurs
+    ended_run("0123", RunOutcome(error=WorkerLost("killed"), checkpoint=7), Arguments("", ("segments=FILE",), 0.0))
+    assert "resume=" not in capsys.readouterr().err, "nobody goes on with an audit"
 
 
 def test_who_goes_on_with_a_run_of_another_store_names_that(capsys: pytest.CaptureFixture[str]) -> None:
