@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.config.settings import kept
+from orchestrator.config.settings import Settings, kept
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.errors import OrchestratorError
 from orchestrator.experiments.search.sweeps import load_sweep
@@ -31,12 +31,18 @@ def of_record(name: str, overrides: Sequence[str], uri: str | None) -> str | Non
     given = [each for each in overrides if each.partition("=")[0] == _KEY]
     with suppress(OrchestratorError):
         folder = project_folder(Path.cwd())
+        if (folder / name).is_dir() and (here := _held(RunFolder(folder, name), given)) is not None:
+            return here.cluster.address  # also while its server is away
         past = Store.with_run(uri, folder, name).find(name)
-        files = RunFolder(folder, past.run_id)
-        if (file := files.path / _SWEEP).exists():
-            return load_sweep(str(file), given).settings.cluster.address
-        if files.settings.exists():
-            return kept.as_held(files.settings, given).cluster.address
+        if (held := _held(RunFolder(folder, past.run_id), given)) is not None:
+            return held.cluster.address
         told = given[-1].partition("=")[2] if given else past.settings.get(_KEY)
         return None if told in ("", "null", "None") else told
     return None
+
+
+def _held(files: RunFolder, given: Sequence[str]) -> Settings | None:
+    """None where the folder has none."""
+    if (file := files.path / _SWEEP).exists():
+        return load_sweep(str(file), given).settings
+    return kept.as_held(files.settings, given) if files.settings.exists() else None

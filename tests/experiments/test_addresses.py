@@ -10,6 +10,7 @@ import pytest
 from orchestrator.cli import command_table
 from orchestrator.cli.arguments import Arguments
 from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.tracking import Past, Store
 
 RUN = "run: {steps: 4}\npipeline: {target: 'a:B'}\ncluster: {address: 'head:6379'}\n"
@@ -60,3 +61,17 @@ def test_what_is_resumed_joins_the_ray_that_it_was_launched_on(
     (RunFolder(project_folder(project), past.run_id).path / name).write_text(text.replace("head", "there"))
     assert joined("resume", "last", "cluster.workers=2") == "there:6379"
     assert joined("resume", "last", "cluster.address=null") is None
+
+
+def test_what_is_on_this_machine_joins_its_ray_while_its_server_is_away(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that goes on with a run waits for its server, and would not be let in with a token of a private Ray."""
+
+    def away(*_: object) -> Store:
+        raise ConfigurationError(["tracking.uri: it is away"], code="mlflow.unusable")
+
+    monkeypatch.setattr(Store, "with_run", away)
+    assert joined("resume", "a" * 32) is None
+    RunFolder(project_folder(project), "a" * 32).settings.write_text(RUN)
+    assert joined("resume", "a" * 32) == "head:6379"

@@ -259,7 +259,7 @@ class Store:
         return renamed
 
     def past(self) -> list[Past]:
-        """All runs that this program recorded, of all experiments, newest first."""
+        """All runs that this program recorded, of all experiments, newest first. Raises ConfigurationError."""
         return self._search(HOST)
 
     def newest_experiment(self) -> str:
@@ -276,11 +276,15 @@ class Store:
             return []
 
     def _search(self, tag: str, value: str | None = None, run_id: str | None = None) -> list[Past]:
-        """Those that have this tag, with this value if one is given, newest first. run_id: as `tables.runs` takes it."""
+        """Those that have this tag, with this value if one is given, newest first. run_id: as `tables.runs` takes it. Raises
+        ConfigurationError where a server that could be opened is away again."""
         if self._database is not None and (rows := tables.runs(self._database, tag, value, run_id)) is not None:
             return [_past(row) for row in rows]
         wanted = f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'")
-        return [_past(row) for row in self._asked(wanted + (f" and attributes.run_id = '{run_id}'" if run_id else ""))]
+        with self.usable():
+            return [
+                _past(row) for row in self._asked(wanted + (f" and attributes.run_id = '{run_id}'" if run_id else ""))
+            ]
 
     def _asked(self, wanted: str) -> list[tables.RunRow]:
         experiments = {experiment.experiment_id: experiment.name for experiment in self.client.experiments()}
@@ -297,7 +301,7 @@ class Store:
 
     def find(self, name: str) -> Past:
         """The run of this id, of the only id that begins so, or for `last` the newest one that is no part of another. Raises
-        UsageError."""
+        UsageError, and ConfigurationError."""
         _require_name(name)
         whole = self._search(HOST, run_id=name) if _WHOLE_ID.fullmatch(name) else []
         runs = whole or self.past()

@@ -283,3 +283,20 @@ def test_a_file_that_can_hold_no_database_is_told() -> None:
         fail()
     assert "CREATE" not in str(caught.value)
     assert "the project's own" not in caught.value.remedy  # which it may be
+
+
+def test_a_server_that_is_away_again_as_runs_are_asked_for_is_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had answered a moment before."""
+
+    class Away:
+        def experiments(self) -> list[Any]:
+            raise MlflowException(f"{_ENDPOINT} 503 != 200. Response body: ''")
+
+    monkeypatch.setattr(Store, "_of_mlflow", lambda _: Away())
+    store = Store("http://server:5000", tmp_path)
+    for ask in (lambda: store.find("0" * 32), store.past):
+        with refused("mlflow.unusable", "http://server:5000 cannot be used: the server answers 503"):
+            ask()
+    assert store.of_identity("1") == []
