@@ -148,6 +148,13 @@ def with_adapter(model: Any, given: Any) -> Any:
     return peft.get_peft_model(model, config)
 
 
+def is_changed_by_chance(model: Any) -> bool:
+    """Whether its adapter began by a change of the model's own weights that follows from random numbers, as a fast PiSSA does.
+    peft would draw others where it loads the adapter, and so compute with another model."""
+    begins = (str(getattr(each, "init_lora_weights", "")) for each in model.peft_config.values())
+    return any(each.startswith("pissa_niter_") for each in begins)
+
+
 def merged(model: Any) -> Any:
     """A model of transformers with the change that its adapter makes. Raises PipelineRaised for a kind of adapter that is no
     change of weights, such as a prompt."""

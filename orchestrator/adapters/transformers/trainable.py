@@ -139,9 +139,9 @@ class Model(Told):
 
     def save(self, model: torch.nn.Module, to: Path) -> None:
         """A folder for `from_pretrained`. An adapter is written alone, and names the folder of its model. A model whose weights
-        were drawn is written with the adapter merged into it."""
+        were drawn, or changed by chance, is written with the adapter merged into it."""
         written: Any = model
-        if self._peft is not None and self._wanted.folder is None:
+        if self._peft is not None and (self._wanted.folder is None or models.is_changed_by_chance(written)):
             written = models.merged(written)
         written.save_pretrained(to)
         if self.tokenizer is not None:

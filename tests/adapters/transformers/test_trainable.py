@@ -184,16 +184,17 @@ def test_only_the_parameters_of_an_adapter_are_trained() -> None:
     assert after.digest == trained(with_training(args, gradient_checkpointing=True)).digest
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-def test_an_adapter_is_exported_alone_or_merged(drawn: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("drawn", "begins"), [(True, True), (False, True), (False, "pissa"), (False, "pissa_niter_2")])
+def test_an_adapter_is_exported_alone_or_merged(drawn: bool, begins: bool | str, tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
 
     place, base = tmp_path / "exported", str(tmp_path / "base")
     if not drawn:
         AutoModelForCausalLM.from_config(Model(**CAUSAL_MODEL).model().config).save_pretrained(base)
-    pipeline = Model(**{**CAUSAL_MODEL, "peft": LORA, **({} if drawn else {"model": base})})
-    model = pipeline.model().eval()
+    adapter = {**LORA, "init_lora_weights": begins}
+    pipeline = Model(**{**CAUSAL_MODEL, "peft": adapter, **({} if drawn else {"model": base})})
+    model, is_merged = pipeline.model().eval(), drawn or begins == "pissa_niter_2"
     with torch.no_grad():
         for name, each in model.named_parameters():
             if "lora_B" in name:
@@ -201,8 +202,8 @@ def test_an_adapter_is_exported_alone_or_merged(drawn: bool, tmp_path: Path) -> 
         tokens = torch.arange(12)[None]
         wanted = model(input_ids=tokens).logits
         pipeline.save(model, place)
-        assert (place / "adapter_config.json").exists() == (not drawn)
-        loaded = (AutoModelForCausalLM if drawn else AutoPeftModelForCausalLM).from_pretrained(place).eval()
+        assert (place / "adapter_config.json").exists() == (not is_merged)
+        loaded = (AutoModelForCausalLM if is_merged else AutoPeftModelForCausalLM).from_pretrained(place).eval()
         assert loaded(input_ids=tokens).logits.numpy() == pytest.approx(wanted.numpy(), abs=1e-5)
 
 
