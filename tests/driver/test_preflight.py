@@ -294,3 +294,24 @@ def test_what_does_not_go_with_stages_is_known_once_it_is_imported(
         checks.check(load([{**RUN, "optimizer": optimizer}], [*staged, *given]), tmp_path)
     sys.modules.pop("staged", None)
     assert caught.value.problems == (problem,)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4", "RANK": "1"},
+            "torchrun or accelerate has started 4 launches",
+        ),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "leave it out: python -m orchestrator conf=NAME cluster.workers=2"),
+        ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1"}, None),
+        ({"WORLD_SIZE": "8"}, None),
+        ({}, None),
+    ],
+)
+def test_a_launcher_that_starts_a_launch_for_each_worker_is_told(
+    environment: dict[str, str], words: str | None
+) -> None:
+    """So training scripts are started, and here each process would be a whole run."""
+    note = checks.several_launches(environment)
+    assert (note is None) if words is None else (note is not None and words in note)

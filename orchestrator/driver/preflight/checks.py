@@ -154,6 +154,7 @@ def check(
     notes = [
         *of_cards,
         *_hook_notes(settings),
+        several_launches(os.environ),
         _unmasked_note(settings),
         _redacted_note(settings),
         _passed_over_note(settings, project),
@@ -431,6 +432,24 @@ def _hook_notes(settings: Settings) -> list[str]:
         ),
         *([] if clipping is None else [idle]),
     ]
+
+
+_LAUNCHERS = {  # a variable that a launcher of several processes sets, the variable with their number, and its name
+    "TORCHELASTIC_RUN_ID": ("WORLD_SIZE", "torchrun or accelerate"),
+    "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "mpirun"),
+}
+
+
+def several_launches(environment: Mapping[str, str]) -> str | None:
+    """A note for who has started one launch for each worker, as training scripts are. Each is a whole run, all at once."""
+    for sign, (variable, launcher) in _LAUNCHERS.items():
+        number = environment.get(variable, "1")
+        if sign in environment and number not in ("", "1"):
+            return (
+                f"{launcher} has started {number} launches ({variable}), and each is a run of its own with all its workers; "
+                f"leave it out: python -m orchestrator conf=NAME cluster.workers={number}"
+            )
+    return None
 
 
 def _unmasked_note(settings: Settings) -> str | None:
