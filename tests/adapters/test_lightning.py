@@ -274,6 +274,25 @@ def test_a_scheduler_that_is_more_than_factors_is_refused(code: str, make: Any) 
         schedules.factors(optimizer, found, COURSE)
 
 
+class ByMetric(lr_scheduler.LambdaLR):
+    """A scheduler of somebody's own, which a metric steps."""
+
+    def step(self, metric: Any = None) -> None:
+        self.last_metric = metric
+        super().step()
+
+
+def test_a_scheduler_of_ones_own_that_a_metric_steps_is_refused() -> None:
+    optimizer = sgd()
+    given = {"scheduler": ByMetric(optimizer, lambda _: 1.0), "monitor": "val_loss", "reduce_on_plateau": True}
+    _, found = schedules.optimizer_of({"optimizer": optimizer, "lr_scheduler": given}, COURSE)
+    with refused("lightning.scheduler-metric", "ByMetric"):
+        schedules.factors(optimizer, found, COURSE)
+    of_torch = {**given, "scheduler": lr_scheduler.ReduceLROnPlateau(optimizer)}
+    _, found = schedules.optimizer_of({"optimizer": optimizer, "lr_scheduler": of_torch}, COURSE)
+    assert schedules.factors(optimizer, found, COURSE) is None
+
+
 def test_a_plateau_of_the_settings_stands_for_that_of_torch() -> None:
     optimizer, course = sgd(), Course(steps=8, epoch=4, batch_size=10, schedule="plateau")
     _, found = schedules.optimizer_of(

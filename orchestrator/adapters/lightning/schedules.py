@@ -27,6 +27,7 @@ class _Scheduler(NamedTuple):
     interval: str = "epoch"  # or "step"
     frequency: int = 1
     monitor: str | None = None  # the metric that it watches
+    by_metric: bool = False  # whether it is stepped with that, of whatever class it is
 
     @property
     def name(self) -> str:
@@ -74,7 +75,8 @@ def _parts(returned: Any) -> tuple[list[Any], list[Any]]:
 def _described(given: Any) -> _Scheduler:
     if isinstance(given, Mapping):
         interval, frequency = given.get("interval", "epoch"), int(given.get("frequency", 1))
-        return _Scheduler(given["scheduler"], interval, frequency, given.get("monitor"))
+        by_metric = bool(given.get("reduce_on_plateau"))
+        return _Scheduler(given["scheduler"], interval, frequency, given.get("monitor"), by_metric)
     return _Scheduler(given)
 
 
@@ -91,6 +93,12 @@ def problems(schedulers: Sequence[_Scheduler], course: Course) -> Iterator[str]:
             yield coded(
                 "lightning.scheduler-interval",
                 f"pipeline.target: the scheduler {each.name} has interval={each.interval!r}; there are step and epoch",
+            )
+        elif each.by_metric and not each.watches:
+            yield coded(
+                "lightning.scheduler-metric",
+                f"pipeline.target: the scheduler {each.name} has reduce_on_plateau=True, which a metric steps; a schedule here "
+                "follows from the step alone; return torch's ReduceLROnPlateau, or set schedule: {name: plateau, ...}",
             )
     others = [each.name for each in schedulers if not each.watches]
     watching = [each for each in schedulers if each.watches]
@@ -118,7 +126,7 @@ def factors(optimizer: torch.optim.Optimizer, schedulers: Sequence[_Scheduler], 
     rates that the factors multiply. Raises ConfigurationError with all that does not fit."""
     found = [*problems(schedulers, course)]
     tabulated = [each for each in schedulers if isinstance(each.scheduler, LRScheduler) and not each.watches]
-    tabulated = [each for each in tabulated if each.interval in ("step", "epoch")]
+    tabulated = [each for each in tabulated if each.interval in ("step", "epoch") and not each.by_metric]
     if not tabulated:
         _refuse(found)
         _restore(optimizer, [_rate(group) for group in optimizer.param_groups])
