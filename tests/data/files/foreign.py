@@ -18,7 +18,7 @@ warnings.simplefilter("ignore")  # of the packages, and before they are imported
 
 from orchestrator import Files  # noqa: E402
 from orchestrator.data.files.index import index  # noqa: E402
-from orchestrator.errors import ConfigurationError  # noqa: E402
+from orchestrator.errors import ConfigurationError, DataDamaged  # noqa: E402
 
 BLOCK = 16
 ODD = Fraction(1, 3)  # neither format has a way of its own for it
@@ -81,6 +81,7 @@ def litdata(folder: Path) -> None:
         _write_litdata(folder / f"{level}", level)
         shutil.copytree(folder / f"{level}", folder / f"read-{level}")  # it removes what it has decompressed
         _compare(folder / f"{level}", litdata.StreamingDataset(str(folder / f"read-{level}")))
+    _damage_is_told(folder / "None" / "chunk-0-0.bin")
     at = folder / "tokens"
     litdata.optimize(
         tokens, list(range(20)), str(at), chunk_size=128, num_workers=1, item_loader=litdata.TokensLoader()
@@ -89,6 +90,31 @@ def litdata(folder: Path) -> None:
     litdata.optimize(odd, [0], str(folder / "odd"), chunk_size=13, num_workers=1)
     _only_where_it_is_asked_for(folder / "odd", "litdata", {"x": ODD})
     _a_file_is_bytes(folder / "kind")
+
+
+def _damage_is_told(chunk: Path) -> None:
+    """Damage in the places of items is told when files are listed, and damage in an item when that is read."""
+    whole = chunk.read_bytes()
+    second = int.from_bytes(whole[8:12], "little")
+    chunk.write_bytes(whole[:8] + b"\xff\xff\xff\0" + whole[12:])
+    _is_damaged(lambda: index(str(chunk.parent), None, {}), f"{chunk} is no whole chunk of litData")
+    chunk.write_bytes(whole[:second] + b"\x07" + whole[second + 1 :])
+    index(str(chunk.parent), None, {})
+    files = Files(chunk.parent)
+    number = next(number for number, file in enumerate(files.manifest.files) if file.path == chunk.name)
+    first = int(sum(files.file_lengths[:number]))
+    _is_damaged(lambda: files[first + 1], f"{chunk} has damaged bytes in sample 1")
+    files.close()
+    chunk.write_bytes(whole)
+
+
+def _is_damaged(act: Callable[[], Any], said: str) -> None:
+    try:
+        act()
+    except DataDamaged as error:
+        assert said in error.message, error.message  # noqa: PT017
+    else:
+        raise AssertionError(f"nobody said: {said}")
 
 
 def _a_file_is_bytes(folder: Path) -> None:

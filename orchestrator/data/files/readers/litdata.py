@@ -155,7 +155,10 @@ class _Chunk:
         return self._samples
 
     def __getitem__(self, number: int) -> Any:
-        return self._loader.load_item_from_chunk(number, 0, self._path, 0, self._size)
+        try:
+            return self._loader.load_item_from_chunk(number, 0, self._path, 0, self._size)
+        except (struct.error, LookupError, TypeError) as error:
+            raise ValueError(f"has damaged bytes in sample {number}: {error}") from error
 
     def close(self) -> None:
         self._loader.close(0)
@@ -174,7 +177,7 @@ def _counted(path: str, size: int, config: Mapping[str, Any], block_size: int | 
     if config.get("compression_level") == "batch":
         return len(_framed(path)) - 1, 0
     ends = _ends(path)
-    if not len(ends) or ends[-1] > size:
+    if not ends or ends[0] < 4 * (len(ends) + 1) or ends[-1] > size or ends != sorted(ends):
         raise ValueError(f"is no whole chunk of litData: it has {size} bytes")
     return len(ends) - 1, 0 if block_size is None else (ends[-1] - ends[0]) // _token_bytes(config)
 
