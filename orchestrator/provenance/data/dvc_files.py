@@ -109,6 +109,12 @@ def configuration(top: Path) -> dict[str, Any]:
         return dict(Config(dvc_dir=str(top / ".dvc"), validate=False))
 
 
+def keeps_versions(settings: Mapping[str, Any], remote: str | None) -> bool:
+    """Whether a remote keeps files by their names, in versions that DVC's files note, and not by their MD5. settings: DVC's."""
+    chosen = settings["remote"].get(remote, {})
+    return any(str(chosen.get(kind, "")).lower() == "true" for kind in ("version_aware", "worktree"))
+
+
 def outs(project: Path) -> list[Out]:
     """Everything that the DVC project around `project` holds. Held folders are not looked into. Raises ConfigurationError."""
     base = root(project)

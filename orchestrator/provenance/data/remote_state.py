@@ -49,6 +49,9 @@ def _missing(project: Path, path: str, out: Out, storage: dvc_files.Storage | No
     remote = out.remote or storage.default
     if remote is None:
         return f"{path}: there is no DVC remote, so nobody else can have it; dvc remote add -d NAME URL, and dvc push"
+    top = dvc_files.root(project)
+    if top is not None and dvc_files.keeps_versions(dvc_files.configuration(top), remote):
+        return f"{path}: DVC's remote {remote} keeps versions, and is not asked; dvc push {out.path}, and commit its new notes"
     wanted = [out.md5]
     if out.md5.endswith(".dir"):
         wanted += (dvc_files.manifest(storage.place(out.md5, out.hash)) or {}).values()

@@ -391,8 +391,7 @@ def _pull(project: Path, code: Path, scratch: Path, md5s: Iterable[str], out: Ou
     settings = {"cache": {"dir": str(scratch / "cache")}, "remote": theirs["remote"], "core": {}}
     if theirs["core"].get("remote"):
         settings["core"]["remote"] = theirs["core"]["remote"]
-    remote = theirs["remote"].get(out.remote or theirs["core"].get("remote"), {})
-    if any(str(remote.get(kind, "")).lower() == "true" for kind in ("version_aware", "worktree")):
+    if dvc_files.keeps_versions(theirs, out.remote or theirs["core"].get("remote")):
         _pull_versions((code, project), settings, out)
         return
     own = scratch / "project"

@@ -31,6 +31,16 @@ def test_what_was_pushed_is_not_mentioned(tracked: Path) -> None:
     assert listing(tracked) == before
 
 
+@pytest.mark.parametrize("kind", ["version_aware", "worktree"])
+def test_a_remote_that_keeps_versions_is_not_asked_for_objects(kind: str, tracked: Path) -> None:
+    """DVC refuses to ask it."""
+    inputs = capture(tracked, ["raw.csv"])
+    settings = tracked / ".dvc" / "config"
+    settings.write_text(settings.read_text().replace("url =", f"{kind} = true\n    url ="))
+    (said,) = unpushed(tracked, inputs)
+    assert said.startswith("raw.csv: DVC's remote far keeps versions, and is not asked; dvc push raw.csv")
+
+
 def test_what_the_remote_lacks_is_said_with_the_command(tracked: Path) -> None:
     """An object of a folder, and the whole of a file."""
     inputs = capture(tracked, PATHS)
