@@ -1,4 +1,5 @@
-"""Code that leaves a layer in another mode changes no later validation batch, and is named where it changes a micro-batch."""
+"""Code that leaves a layer in another mode, or frozen, changes no later validation batch, and is named where it changes a
+micro-batch."""
 
 from __future__ import annotations
 
@@ -29,6 +30,14 @@ class MonteCarlo(Dropped):
         return {"spread": torch.stack([model(batch[0]) for _ in range(3)]).std(0).mean()}
 
 
+class Freezing(Dropped):
+    """As code does that is to save memory in an evaluation."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        model.get_submodule("0").requires_grad_(False)
+        return {"mean": model(batch[0]).mean()}
+
+
 class LeftInEvaluation(Dropped):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         loss = super().loss(model, batch)
@@ -46,6 +55,12 @@ def test_a_validation_batch_begins_in_evaluation_mode_whatever_was_left_before_i
     ]
     assert reference.metrics[0]["validation/spread"] > 0
     assert_same_run(train(MonteCarlo, layout, evaluate_every=Every(steps=2)), reference)
+
+
+def test_what_an_evaluation_freezes_is_trained_on() -> None:
+    """It was frozen from the first step on, as a worker evaluates before it."""
+    frozen, plain = (train(kind, ONE, evaluate_every=Every(steps=2)) for kind in (Freezing, Dropped))
+    assert frozen.trace == plain.trace
 
 
 def test_a_mode_that_changes_the_next_micro_batch_is_named() -> None:

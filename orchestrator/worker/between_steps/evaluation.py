@@ -58,8 +58,8 @@ class Results:
 def compute(
     workload: PipelineAdapter, replica: Replica, batches: Iterable[int], evaluate: Evaluate, step: int, beat: Beat
 ) -> Results:
-    """Evaluate these batches, each from the same modes and buffers, which are left as they were, also when `beat`, which is
-    called before each batch, raises."""
+    """Evaluate these batches, each from the same modes, buffers and frozen parameters, which are left as they were, also when
+    `beat`, which is called before each batch, raises."""
     results = Results(workload.summarized)
     with in_eval_mode(workload.model) as begin_batch, restoring(replica):
         for batch in batches:
@@ -87,24 +87,29 @@ def restoring(replica: Replica) -> Iterator[None]:
 @contextmanager
 def in_eval_mode(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
     """Within the block the model is in evaluation mode; afterwards every module is in the mode it was in, since a
-    pipeline may keep some of them frozen. Gives what begins a batch in that mode, also where the user's code has left another
-    one for a batch before, as for Monte Carlo dropout: which batches a worker has had may not matter."""
+    pipeline may keep some of them frozen, and the same parameters are trained. Gives what begins a batch in that mode, also
+    where the user's code has left another one for a batch before, as for Monte Carlo dropout: which batches a worker has had
+    may not matter."""
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     with naming("eval() of the model"):
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
     evaluating = [(module, module.training) for module, _ in modes]
     try:
-        yield lambda: _set(evaluating)
+        yield lambda: _set(evaluating, trained)
     finally:
         with naming("train() of the model"):
             model.train()
-        _set(modes)
+        _set(modes, trained)
 
 
-def _set(modes: Iterable[tuple[torch.nn.Module, bool]]) -> None:
+def _set(modes: Iterable[tuple[torch.nn.Module, bool]], trained: Iterable[tuple[torch.Tensor, bool]]) -> None:
     for module, training in modes:
         if module.training is not training:
             module.training = training
+    for parameter, is_trained in trained:
+        if parameter.requires_grad is not is_trained:
+            parameter.requires_grad = is_trained
 
 
 def combine(
