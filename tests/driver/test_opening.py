@@ -39,6 +39,18 @@ def test_a_name_tells_what_the_command_line_changed_of_the_result(typed: list[st
     assert another_name(load([CONF], typed), origins([CONF], typed)) == said
 
 
+@pytest.mark.parametrize(
+    ("lr", "said"), [(["optimizer.lr=0.5"], "run.name=digits-lr0.5"), ([], None)], ids=["beside-another", "alone"]
+)
+def test_no_name_that_is_advised_has_a_credential_left_out(
+    monkeypatch: pytest.MonkeyPatch, lr: list[str], said: str | None
+) -> None:
+    """A rerun of the run that was named so asked for its name, as for a credential."""
+    monkeypatch.setenv("DB_PASSWORD", "hunter22222")
+    typed = ["pipeline.args.api_key=x1y2z3", "pipeline.args.login='me:${oc.env:DB_PASSWORD}'", *lr]
+    assert another_name(load([CONF], typed), origins([CONF], typed)) == said
+
+
 def test_a_run_that_nobody_named_has_the_name_of_its_pipeline() -> None:
     unnamed = {**CONF, "run": {"steps": 4}}
     assert name_in_store(load([unnamed], ["pipeline.target=here.there:Signs"])) == "Signs"

@@ -26,6 +26,7 @@ from orchestrator.provenance.tracking.store import USER, user
 from orchestrator.records import phases
 from orchestrator.records.loggers import LoggedRun
 from orchestrator.records.loggers.feed import LoggerFeed
+from orchestrator.records.redaction import is_redacted
 
 _IN_NAME = 3  # so many changed keys
 
@@ -122,10 +123,10 @@ def name_in_store(settings: Settings) -> str:
 
 def another_name(settings: Settings, origins: Mapping[str, str]) -> str | None:
     """The argument that gives the run a name of its own: the one it has, followed by what the command line changed of its
-    result. None if that is nothing, or the name was typed."""
+    result, credentials left out. None if that is nothing, or the name was typed."""
     values, result = shown(settings), determining(settings)
     typed = [key for key, where in origins.items() if where.startswith(COMMAND_LINE)]
-    changed = [key for key in typed if key in result][:_IN_NAME]
+    changed = [key for key in typed if key in result and not is_redacted(values[key])][:_IN_NAME]
     if settings.run.name is None or not changed or "run.name" in typed:
         return None
     return shlex.quote(
