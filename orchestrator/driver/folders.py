@@ -68,6 +68,7 @@ class RunFolder:
         self.journal = self.path / _JOURNAL
         self.trace = self.path / _TRACE
         self.barriers = self.path / "rests.jsonl"
+        self.untold = self.path / "untold.jsonl"  # of a driver that died, which MLflow is to be told
         self.streams = self.path / "streams.jsonl"
         self.times = self.path / "times.jsonl"
         self.tuning = self.path / "tuning.json"

@@ -7,6 +7,7 @@ import json
 import math
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ from hypothesis import strategies as st
 from orchestrator.checkpoint import catalog
 from orchestrator.checkpoint.catalog import Catalog
 from orchestrator.checkpoint.storage import open_storage
+from orchestrator.cluster.actors.driver_loss import PREFIX, written
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load, to_yaml
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.launch.resume import beginning_of, recorded_project, resume
 from orchestrator.driver.preflight import begin
 from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import storage_of
+from orchestrator.driver.run.startup import RunStart
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import snapshot
@@ -182,6 +186,63 @@ def test_a_checkpoint_that_has_vanished_is_missed(tmp_path: Path) -> None:
     assert beginning_of(PLAN, files, said.append).requirements.checkpoint is None
     warning = "warning: the checkpoint of step 40, of which the journal tells, is gone from its place"
     assert said == [warning, "no checkpoint: from the beginning"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_what_members_left_reaches_mlflow_once_though_the_first_resume_found_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow lacked those steps for ever: only the process that had taken what the members left knew of them."""
+    store = Store(None, tmp_path)
+    tracker = Tracker.create(store, store.experiment("e"), "killed", every_s=1.0)
+    files = RunFolder(tmp_path, tracker.run_id)
+    lines = [{"step": step, "loss": float(step).hex()} for step in range(6)]
+    files.journal.touch()
+    with contextlib.closing(LineFile(files.trace)) as trace:
+        trace.append(lines[:3])
+    for step in range(3):
+        tracker.metrics(step, {"train/loss": float(step)})
+    tracker.flush()
+    storage = open_storage(storage_of(PLAN, files))
+    evaluated = {"event": "evaluated", "step": 4, "metrics": {"validation/loss": 0.5}}
+    news: list[Any] = [*({"trace": line} for line in lines[2:]), evaluated, *events(storage, example(6), 6)]
+    storage.put(f"{PREFIX}0.jsonl", [written(news)])
+
+    def away(*_: Any) -> Any:
+        raise ConnectionError("the server is away")
+
+    def opened() -> tuple[RunStart, Tracker]:
+        run_start = beginning_of(PLAN, files, lambda _sentence: None)
+        return run_start, Tracker.reopen(store, tracker.run_id, every_s=1.0, since=run_start.told_from)
+
+    def caught_up(run_start: RunStart, tracker: Tracker) -> None:
+        with contextlib.closing(LineFile(files.journal)) as journal:
+            record: Any = SimpleNamespace(tracker=tracker, journal=journal, files=files)
+            EventSink(record, Audience(for_stream())).catches_up(run_start.untold)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.client, "set_tag", away)
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                opened()
+    run_start, again = opened()
+    monkeypatch.setattr(again, "sync", lambda: interrupted(again))
+    with pytest.raises(KeyboardInterrupt):  # it is killed as it tells MLflow
+        caught_up(run_start, again)
+    caught_up(*opened())
+    run_start, last = opened()
+    assert (run_start.written, list(run_start.untold)) == (6, [])
+    caught_up(run_start, last)
+    last.end("FINISHED")
+    for key, told in (("train/loss", [(step, float(step)) for step in range(6)]), ("validation/loss", [(4, 0.5)])):
+        history = store.client.get_metric_history(tracker.run_id, key)
+        assert [(each.step, each.value) for each in history] == told
+
+
+def interrupted(tracker: Tracker) -> None:
+    tracker.flush()
+    raise KeyboardInterrupt
 
 
 LEFT = {

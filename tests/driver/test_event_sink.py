@@ -49,7 +49,8 @@ def test_a_callback_that_failed_is_a_warning_and_what_one_found_is_a_metric(tmp_
     shown: list[str] = []
     told: list[Any] = []
     tracker: Any = SimpleNamespace(metrics=lambda step, values: told.append((step, values)))
-    record: Any = SimpleNamespace(tracker=tracker, journal=LineFile(tmp_path / "j"))
+    files = SimpleNamespace(untold=tmp_path / "u")
+    record: Any = SimpleNamespace(tracker=tracker, journal=LineFile(tmp_path / "j"), files=files)
     progress: Any = SimpleNamespace(say=shown.append)
     sink = EventSink(record, Audience(progress))
     sink.heard(0, None, {"event": "called_back", "step": 9, "seconds": 0.5, "metrics": {"worst": 2.0}})
@@ -61,11 +62,11 @@ def test_a_callback_that_failed_is_a_warning_and_what_one_found_is_a_metric(tmp_
     assert shown == ["warning: on_evaluation after step 20, the run goes on: on_evaluation() raised ValueError: no"]
 
 
-def test_a_private_run_that_is_gone_on_with_knows_the_privacy_that_is_spent() -> None:
+def test_a_private_run_that_is_gone_on_with_knows_the_privacy_that_is_spent(tmp_path: Path) -> None:
     """Also where no step is left, and where members have made steps that the last driver had not heard of."""
     told: list[Any] = []
     tracker: Any = SimpleNamespace(metrics=lambda step, values: told.append((step, values)))
-    record: Any = SimpleNamespace(tracker=tracker, journal=None)
+    record: Any = SimpleNamespace(tracker=tracker, journal=None, files=SimpleNamespace(untold=tmp_path / "u"))
     sink = EventSink(record, Audience(SimpleNamespace()), float)  # an epsilon of one for each step
     spent: list[float | None] = []
     for steps in (0, 8):
@@ -76,6 +77,29 @@ def test_a_private_run_that_is_gone_on_with_knows_the_privacy_that_is_spent() ->
         [{"step": 7, "loss": "hmac:f"}, {"event": "evaluated", "step": 7, "metrics": {"validation/loss": 1.0}}]
     )
     assert told == [(7, {"train/epsilon": 8.0}), (7, {"validation/loss": 1.0})]
+
+
+def test_what_is_untold_is_forgotten_once_it_is_at_the_store_or_on_the_disk(tmp_path: Path) -> None:
+    done: list[Any] = []
+    untold = tmp_path / "u"
+    untold.touch()
+    faults: list[OSError] = [OSError(28, "No space left on device")]
+
+    def sync() -> None:
+        assert untold.exists()
+        done.append("synced")
+        if faults:
+            raise faults.pop()
+
+    tracker: Any = SimpleNamespace(metrics=lambda step, _: done.append(step), sync=sync)
+    record: Any = SimpleNamespace(tracker=tracker, journal=None, files=SimpleNamespace(untold=untold))
+    sink = EventSink(record, Audience(SimpleNamespace()))
+    sink.catches_up([{"step": 7, "loss": "0x1p+0"}])
+    assert (done, untold.exists()) == ([7, "synced"], True)
+    sink.catches_up([{"step": 7, "loss": "0x1p+0"}])
+    assert (done[2:], untold.exists()) == ([7, "synced"], False)
+    sink.catches_up([])
+    assert len(done) == 4
 
 
 def test_metrics_are_sent_before_a_checkpoint_of_their_steps_counts() -> None:

@@ -17,7 +17,7 @@ from orchestrator.checkpoint.storage import LocalFolder
 from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.cluster.actors.driver_loss import PREFIX, written
 from orchestrator.driver.folders import RunFolder
-from orchestrator.driver.recording.failover_reports import FailoverReports, take
+from orchestrator.driver.recording.failover_reports import FailoverReports, take, untold
 from orchestrator.records.lines import LineFile, read
 from tests.refusals import refused
 
@@ -57,6 +57,9 @@ class Run:
     def steps(self) -> list[int]:
         return [each["step"] for each in read(self.files.trace)]
 
+    def untold(self, until: int = 9) -> list[Entry]:
+        return list(untold(self.files, until))
+
     @property
     def left(self) -> list[str]:
         return [name for name in self.storage.sizes() if name.startswith(PREFIX)]
@@ -69,6 +72,10 @@ def line(step: int, loss: str = "0x1p+0") -> Entry:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def told(*steps: int) -> list[Entry]:
@@ -87,8 +94,7 @@ def test_lines_evaluations_and_the_checkpoint_of_all_parts_are_taken(run: Run) -
     found = run.take()
     assert found.step == 5
     assert found.sentence == "the members of the last driver saved step 5 when it ended"
-    assert [each["step"] for each in found.lines] == [3, 4]
-    assert list(found.evaluations) == [evaluated]
+    assert run.untold() == [line(3), line(4), evaluated]
     assert run.steps == [0, 1, 2, 3, 4]
     assert [each["step"] for each in read(run.files.journal)] == [2, 4]
     manifest = Catalog(run.storage, 2).latest().manifest
@@ -103,8 +109,31 @@ def test_calls_of_on_evaluation_that_the_driver_had_not_heard_of_are_told_once(r
     with closing(LineFile(run.files.journal)) as file:
         file.append(called[:1])
     run.leave(*called, *told(3), run.part(4, 0, 1))
-    assert run.take().calls == called[1:3]  # step 4 is done again
+    assert run.take().step == 4
+    assert run.untold(4) == [line(3), *called[1:3]]  # step 4 is done again
     assert run.take() == FailoverReports()
+    with closing(LineFile(run.files.journal)) as file:
+        file.append(called[1:2])  # by a driver that ended within this
+    assert run.untold(4) == [line(3), *called[2:3]]
+
+
+def test_what_mlflow_is_to_be_told_stays_until_that_is_done(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was known to the process that took it alone; the next one found that the files of the run have it already."""
+    run.leave(*told(3), run.part(4, 0, 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(run.storage, "delete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.take()
+    assert run.left
+    assert run.take().step == 4
+    assert (run.left, run.untold()) == ([], [line(3)])
+    run.leave(*told(4), run.part(5, 0, 1))
+    assert run.take().step == 5
+    assert (run.steps, run.untold()) == ([0, 1, 2, 3, 4], [line(3), line(4)])
+    damaged = run.files.untold.read_bytes().replace(b'"step"', b'"stem"', 1)
+    run.files.untold.write_bytes(damaged)
+    with refused("resume.untold-damaged", "untold.jsonl is damaged"):
+        run.untold()
 
 
 def test_a_checkpoint_that_lacks_a_part_is_none_and_a_whole_one_before_it_counts(run: Run) -> None:
@@ -156,5 +185,6 @@ def test_where_replicas_run_free_a_later_generation_replaces_what_was_written(ru
 def test_a_torn_line_counts_no_more_than_none(run: Run) -> None:
     whole = written(told(3, 4))
     run.storage.put(f"{PREFIX}9.jsonl", [whole[:-3]])
-    assert [each["step"] for each in run.take().lines] == [3]
+    run.take()
+    assert run.untold() == [line(3)]
     assert json.loads(whole.splitlines()[0]) == told(3)[0]

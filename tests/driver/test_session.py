@@ -224,7 +224,11 @@ def play(
 
     record.was_read, record.restored = was_read, restored
     record.files = SimpleNamespace(
-        path=tmp_path, checkpoints=tmp_path / "checkpoints", settings=tmp_path / "settings", sync=nothing
+        path=tmp_path,
+        checkpoints=tmp_path / "checkpoints",
+        settings=tmp_path / "settings",
+        untold=tmp_path / "untold",
+        sync=nothing,
     )
     record.refusal_of_inputs = lambda: input_audit.refusal(read_by[-1]) if settings.strict else None
     rests = None if sync == "bsp" else LineFile(tmp_path / "rests")

@@ -205,7 +205,8 @@ class Run:
             )
             record.barriers, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
             record.seals, record.has_failover, record.upload = lambda _: {}, False, _nothing
-            record.files, record.describe = SimpleNamespace(artifacts=list, sync=_nothing), lambda *_: ([], [])
+            record.describe = lambda *_: ([], [])
+            record.files = SimpleNamespace(artifacts=list, sync=_nothing, untold=self._files.untold)
             record.restored, record.was_read = lambda: False, lambda _: ([], [])
             record.other_data = record.other_bits = lambda _: None
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)

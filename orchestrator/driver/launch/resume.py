@@ -104,7 +104,8 @@ def resume(
                 supervised(settings, typed, pending_signal, project) as supervision,
                 ThreadPoolExecutor(1) as pool,
             ):
-                opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
+                since = run_start.written, run_start.told_from
+                opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, *since)
                 ray = None if beside is None else beside.ray
                 job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision, notes)
                 run_id, outcome = job.complete(opening, run_start)
@@ -268,7 +269,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         cut if plan.lockstep else (),  # otherwise they are done again in another order
         barriers_kept,
         first,
-        untold=(*handed.lines, *handed.evaluations, *handed.calls),
+        untold=failover_reports.untold(files, reached),
         taken_over=taken_over(),
     )
 

@@ -3,7 +3,8 @@
 the parts of a checkpoint that the member wrote as it stopped.
 
 First all of it goes into the files of the run, then the checkpoint is committed, and only then the files of the members are
-removed. So a process that is interrupted can begin anew. MLflow is told of it once the run is opened (`EventSink.goes_on`).
+removed. So a process that is interrupted can begin anew. MLflow is told of it once the run is opened
+(`EventSink.catches_up`). A store that is away then opens none, so one file of the run keeps what is to be told (`untold`).
 """
 
 from __future__ import annotations
@@ -31,14 +32,10 @@ _Key = tuple[int, int, int]  # step, generation, parts
 
 @dataclass(frozen=True)
 class FailoverReports:
-    """The reports that were found, for the user and for MLflow. step: of the checkpoint, None where none was whole; lines: of
-    the trace; evaluations: as in the journal; calls: of `on_evaluation`, which the journal lacks; trouble: why it cannot be
+    """The reports that were found, for the user. step: of the checkpoint, None where none was whole; trouble: why it cannot be
     used, or ""."""
 
     step: int | None = None
-    lines: Sequence[Entry] = ()
-    evaluations: Sequence[Entry] = ()
-    calls: Sequence[Entry] = ()
     trouble: str = ""
 
     @property
@@ -63,11 +60,9 @@ def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, su
         return FailoverReports()
     try:
         entries = [entry for data in left for entry in _read(data)]
-        lines, evaluations, calls = _write_history(entries, files, first, supersedes=supersedes)
+        _write_history(entries, files, first, supersedes=supersedes)
         files.sync()
-        step = _commit(catalog, entries)
-        lasting = [call for call in calls if step is not None and call["step"] < step]  # later ones are made again
-        found = FailoverReports(step, lines, evaluations, lasting)
+        found = FailoverReports(_commit(catalog, entries))
     except (Disagreement, ValueError, CheckpointDamaged, FileNotFoundError) as error:
         found = FailoverReports(trouble=str(error))
     except OSError as error:
@@ -81,22 +76,34 @@ def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, su
     return found
 
 
+def untold(files: RunFolder, until: int) -> Sequence[Entry]:
+    """The lines of the trace, the evaluations and the calls of `on_evaluation`, which the journal lacks, that MLflow was not
+    told of yet. until: the step from which on all is done, and told, again. Raises CheckpointDamaged."""
+    try:
+        found = {(entry.get("event"), entry["step"]): entry for entry in lines.written(files.untold)}
+    except (ValueError, KeyError) as error:
+        raise CheckpointDamaged(
+            f"{files.untold} is damaged: {error}",
+            "remove it; MLflow then lacks the metrics of some steps, which the files of the run have",
+            code="resume.untold-damaged",
+        ) from None
+    known = {
+        ("called_back", entry["step"]) for entry in lines.written(files.journal) if entry["event"] == "called_back"
+    }
+    return [entry for key, entry in found.items() if key not in known and entry["step"] < until]
+
+
 def _read(data: bytes) -> list[Entry]:
     """Whole lines alone. Raises ValueError for a damaged one."""
     return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def _write_history(
-    entries: Sequence[Entry], files: RunFolder, first: int, *, supersedes: bool
-) -> tuple[Sequence[Entry], Sequence[Entry], Sequence[Entry]]:
-    """Add what is new to the files of the run. Returns the new lines of the trace, the new evaluations, and the calls of
-    `on_evaluation` that are to be told. Raises Disagreement, OSError."""
+def _write_history(entries: Sequence[Entry], files: RunFolder, first: int, *, supersedes: bool) -> None:
+    """Add what is new to the files of the run: first that it is untold, since what they have is not new to the next process.
+    Raises Disagreement, OSError."""
     known = _count(files.trace) + first, _count(files.barriers)
     history = History(*known, supersedes=supersedes)
     trace, barriers = history.add(entries)
-    _append(files.trace, trace, first)
-    if barriers.new or barriers.replaces:
-        _append(files.barriers, barriers, 0)
     told = {
         entry["step"]: entry for entry in entries if entry.get("event") == "evaluated" and not history.is_void(entry)
     }
@@ -104,9 +111,13 @@ def _write_history(
     known_events = {(entry["event"], entry.get("step")) for entry in lines.read(files.journal)}
     evaluations = [told[step] for step in sorted(told) if ("evaluated", step) not in known_events]
     calls = [called[step] for step in sorted(called) if ("called_back", step) not in known_events]
+    if new := [*trace.new, *evaluations, *calls]:
+        _append(files.untold, Change(0, new), 0)
+    _append(files.trace, trace, first)
+    if barriers.new or barriers.replaces:
+        _append(files.barriers, barriers, 0)
     with closing(LineFile(files.journal)) as file:
         file.append(evaluations)
-    return trace.new, evaluations, calls
 
 
 def _append(path: Path, change: Change, first: int) -> None:

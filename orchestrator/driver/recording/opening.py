@@ -99,12 +99,14 @@ def _give_up(tracker: Tracker, files: RunFolder) -> None:
     files.release()
 
 
-def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance, since: int) -> Record:
-    """Go on with a run that was left; its folder is leased already. since: the step from which it is computed again. Raises
-    ConfigurationError."""
+def reopen_record(
+    settings: Settings, store: Store, files: RunFolder, provenance: Provenance, since: int, told_from: int
+) -> Record:
+    """Go on with a run that was left; its folder is leased already. since: the step from which it is computed again; told_from:
+    from which MLflow is told. Raises ConfigurationError."""
     inputs, obstacles = provenance.inputs, provenance.obstacles  # before the run in the store is touched
     with store.usable(f"run {files.path.name}"):
-        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=since)
+        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=told_from)
         orphans = store.mark_orphans(tracker.experiment_id, partial(is_driven, files.path.parent))
     for stale in (files.error, files.memory, files.fetched):
         stale.unlink(missing_ok=True)

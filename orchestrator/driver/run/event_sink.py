@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +111,7 @@ class EventSink:
 
     def catches_up(self, untold: Iterable[Mapping[str, Any]]) -> None:
         """Tell MLflow of lines of the trace and of evaluations that are in the files already, and everybody of calls of
-        `on_evaluation`."""
+        `on_evaluation`. They are untold until that is at MLflow or on the disk."""
         for entry in untold:
             match entry.get("event"):
                 case "called_back":
@@ -119,6 +120,11 @@ class EventSink:
                     self._tracker.metrics(entry["step"], entry["metrics"])
                 case _:
                     self._tracker.metrics(entry["step"], self._metrics_of(entry))
+        file = self._record.files.untold
+        if file.exists():
+            with suppress(OSError):  # of a full disk; a later driver tells it
+                self._tracker.sync()
+                file.unlink()
 
     def takes_over(self, taken_over: TakenOver, steps_lost: int) -> None:
         """Another driver has died; how long that took is known with the first step. steps_lost: those that are done again."""

@@ -40,6 +40,11 @@ class RunStart:
     # what is known of a driver that died, by the process that watched it; None elsewhere
     taken_over: TakenOver | None = None
 
+    @property
+    def told_from(self) -> int:
+        """The first step of which it tells MLflow."""
+        return min((entry["step"] for entry in self.untold), default=self.written)
+
 
 @dataclass(frozen=True)
 class Startup:
