@@ -212,13 +212,7 @@ class Pipeline:
 
 
 _METHODS = {name for name, value in vars(Pipeline).items() if inspect.isfunction(value)}
-_ASKED_OF_OBJECTS = {
-    "metrics",
-    "buffers",
-    "collate",
-    "predict",
-    "example",
-}  # always called, and so also where the object has them
+_ASKED_OF_OBJECTS = {"metrics", "buffers", "collate", "predict", "example"}  # called always, so also an object's own
 _ASKED_OF_CLASSES = {"optimizer", "on_evaluation", "save", "rate"}  # called where the class has them
 
 
@@ -253,9 +247,8 @@ def hidden_method(pipeline: Pipeline) -> str | None:
         elif name in _ASKED_OF_CLASSES and not defines(type(pipeline), name):
             is_hidden = callable(value)
         else:
-            is_a_call = callable(value) and not hasattr(
-                value, "forward"
-            )  # as of a method that is wrapped, and not of a module
+            # A wrapped method is a call, and a module in the place of one is none.
+            is_a_call = callable(value) and not hasattr(value, "forward")
             is_hidden = name in _METHODS and defines(type(pipeline), name) and not is_a_call
         if is_hidden:
             return name

@@ -125,9 +125,7 @@ def _look_up(project: Path, path: str, scan: Scan, known_outs: list[Out], storag
 def _is_outside(project: Path, path: str) -> bool:
     place = Path(os.path.normpath(project / path))
     top = os.path.realpath(dvc_files.root(project) or project)
-    real = Path(
-        os.path.realpath(place) if place.is_dir() else os.path.realpath(place.parent)
-    )  # a linked file DVC copies
+    real = Path(os.path.realpath(place if place.is_dir() else place.parent))  # DVC copies a file that is a link
     return not real.is_relative_to(top)
 
 
