@@ -544,6 +544,56 @@ def test_a_module_that_is_built_in_evaluation_mode_learns_by_its_training_step()
     assert model.taken == ["training_step", "validation_step"]
 
 
+class Returning(Lit):
+    """Returns from validation_step what a Trainer ignores."""
+
+    def __init__(self, returned: Any) -> None:
+        super().__init__()
+        self.returned = returned
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:  # noqa: ARG002
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [(torch.tensor(3.0), torch.tensor(0.5)), torch.zeros(4, 3), torch.tensor(3), {"preds": torch.tensor(3.0)}, 3.0],
+    ids=["loss and accuracy", "predictions", "count", "no loss", "number"],
+)
+def test_the_loss_of_validation_is_that_of_training_step_where_validation_step_returns_none(returned: Any) -> None:
+    """A pair was taken for a loss with its weight, so that the accuracy of each batch weighted its loss."""
+    pipeline = made(f"{__name__}:Returning", returned=returned)
+    train, _ = pipeline.datasets()
+    model = pipeline.model().eval()
+    batch = pipeline.collate([train[index] for index in range(10)])
+    with torch.no_grad():
+        assert torch.equal(pipeline.loss(model, batch), nn.functional.cross_entropy(model(batch[0]), batch[1]))
+
+
+class Twice(Lit):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        for factor in self.factors:
+            self.log("mean", factor * batch[0].mean())
+            self.log("sum", 2.0, reduce_fx="sum", batch_size=3)
+            self.log("weighted", batch[0].mean(), batch_size=3)
+
+    def __init__(self, factors: Any) -> None:
+        super().__init__()
+        self.factors = factors
+
+
+def test_one_name_for_two_numbers_of_a_batch_is_refused() -> None:
+    """The second one alone was recorded, and a Trainer has the mean of both."""
+    pipeline = made(f"{__name__}:Twice", factors=[1, 1])
+    train, _ = pipeline.datasets()
+    batch = pipeline.collate([train[index] for index in range(10)])
+    assert len(pipeline.metrics(pipeline.model().eval(), batch)) == 4
+    pipeline = made(f"{__name__}:Twice", factors=[1, 2])
+    pipeline.datasets()
+    with refused("lightning.logged-twice", "'mean'"):
+        pipeline.metrics(pipeline.model().eval(), batch)
+
+
 class Backwards(Sampler[int]):
     def __init__(self, rows: Any) -> None:
         self.rows = rows

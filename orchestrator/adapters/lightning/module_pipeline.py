@@ -132,7 +132,7 @@ class ModulePipeline(Adapted):
     def _loss(self, model: Any, batch: Any) -> Any:
         # A module may have put itself in evaluation mode, in which a Trainer trains it, too.
         if not model.training and not torch.is_grad_enabled() and "validation_step" in self.own:
-            loss = _loss_in(self._validated(model, batch))
+            loss = _loss_of_validation(self._validated(model, batch))
             if loss is not None:
                 return loss
         return self._trained(model, batch)
@@ -274,6 +274,15 @@ def _loss_in(returned: Any) -> Any:
     if isinstance(returned, Mapping):
         return returned.get("loss")
     return returned if isinstance(returned, (torch.Tensor, tuple)) else None
+
+
+def _loss_of_validation(returned: Any) -> Any:
+    """None where it is no single number. A Trainer ignores the result of validation_step, so that may hold anything: a tuple is
+    no loss with its weight, but perhaps predictions or a loss with an accuracy."""
+    if isinstance(returned, Mapping):
+        return returned.get("loss")
+    is_number = isinstance(returned, torch.Tensor) and returned.numel() == 1 and returned.is_floating_point()
+    return returned if is_number else None
 
 
 def _arguments(step: Any, batch: Any, index: int) -> list[Any]:

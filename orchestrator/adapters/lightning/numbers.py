@@ -66,12 +66,22 @@ class Numbers:
             )
         number = float(value.detach() if isinstance(value, torch.Tensor) else value)
         if reduction != "mean":
-            self.found[f"{name}{REDUCED}{reduction}"] = number
+            self._take(name, f"{name}{REDUCED}{reduction}", number)
         elif batch_size is None:
-            self.found[name] = number
+            self._take(name, name, number)
         else:
-            self.found[f"{name}{_WEIGHT}/0{REDUCED}sum"] = number * batch_size
-            self.found[f"{name}{_WEIGHT}/1{REDUCED}sum"] = float(batch_size)
+            self._take(name, f"{name}{_WEIGHT}/0{REDUCED}sum", number * batch_size)
+            self._take(name, f"{name}{_WEIGHT}/1{REDUCED}sum", float(batch_size))
+
+    def _take(self, name: str, key: str, number: float) -> None:
+        """Raises PipelineRaised where the batch has another number there: a Trainer takes both, and counts the batch twice."""
+        before = self.found.setdefault(key, number)
+        if before != number and not (math.isnan(before) and math.isnan(number)):
+            raise PipelineRaised(
+                f"self.log of {name!r} is called twice for one batch, with other numbers",
+                "give each number a name of its own, or log what they make together once",
+                code="lightning.logged-twice",
+            )
 
 
 def is_metric(value: Any) -> bool:
