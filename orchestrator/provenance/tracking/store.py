@@ -7,6 +7,7 @@ killed with SIGKILL leaves its run RUNNING for ever; the next start on the same 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -56,6 +57,7 @@ LABEL = "tag."  # begins a label of the user's, `run.tags`, so that none takes t
 DIGEST_OF_BEST = "best_digest"  # of a run whose model is not that of its last step, whose digest is the other one
 EXECUTION = "system/"  # begins a metric that says how a run was executed: MLflow's pages have those apart from results
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
+MACHINE = "orchestrator.machine_id"  # other machines may have the same name: a run of theirs is no orphan of this one
 _BEAT = "orchestrator.beat"  # grows while a driver lives, of a run with which another machine may go on
 
 
@@ -126,6 +128,11 @@ def identity_of_process() -> dict[str, str]:
     """Tags by which a later start can tell whether this process is still alive."""
     pid = os.getpid()
     return {PID: str(pid), STARTED: processes.started(pid) or "", HOST: socket.gethostname(), BOOT: _boot_id()}
+
+
+def tags_of_driver() -> dict[str, str]:
+    """The same, and of the machine, whose name others may have, too."""
+    return {**identity_of_process(), MACHINE: _machine_id()}
 
 
 class Store:
@@ -456,7 +463,7 @@ def _past(row: tables.RunRow) -> Past:
         best=tags.get(DIGEST_OF_BEST),
         trace=tags.get(TRACE),
         is_orphan=row.status == "RUNNING" and _is_orphan(tags),
-        is_driven_here=row.status == "RUNNING" and tags.get(HOST) == socket.gethostname() and not _is_orphan(tags),
+        is_driven_here=row.status == "RUNNING" and _is_here(tags) and not _is_orphan(tags),
         rerun_of=tags.get("rerun_of"),
         verdict=tags.get("verdict"),
         user=tags.get(USER),
@@ -550,9 +557,14 @@ def infinite(value: float) -> float:
 def _is_orphan(tags: Mapping[str, str]) -> bool:
     """Whether its driver, on this machine, is gone."""
     process = _number(tags.get(PID, ""))
-    if process is None or tags.get(HOST) != socket.gethostname():
+    if process is None or not _is_here(tags):
         return False
     return tags.get(BOOT) != _boot_id() or processes.started(process) != tags.get(STARTED)
+
+
+def _is_here(tags: Mapping[str, str]) -> bool:
+    """Whether its driver is, or was, a process of this machine. Older versions have told its name alone."""
+    return tags.get(HOST) == socket.gethostname() and tags.get(MACHINE, _machine_id()) == _machine_id()
 
 
 def _number(text: str) -> int | None:
@@ -561,7 +573,17 @@ def _number(text: str) -> int | None:
 
 
 def _boot_id() -> str:
+    return _told(Path("/proc/sys/kernel/random/boot_id"))
+
+
+def _machine_id() -> str:
+    """It outlives a boot; most containers have none. machine-id(5): the number itself is not told to others."""
+    told = _told(Path("/etc/machine-id"))
+    return told and hashlib.sha256(f"orchestrator {told}".encode()).hexdigest()[:32]
+
+
+def _told(file: Path) -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -28,8 +28,8 @@ from orchestrator.provenance.tracking.models import ModelFolder, ModelLog, Regis
 from orchestrator.provenance.tracking.outbox import Item, Outbox
 from orchestrator.provenance.tracking.store import (
     Store,
-    identity_of_process,
     infinite,
+    tags_of_driver,
 )
 from orchestrator.provenance.tracking.store_errors import has_answered, is_forbidden, is_passing, is_refusal, reason
 from orchestrator.provenance.tracking.uploads import NotThere, Sizes
@@ -86,14 +86,14 @@ class Tracker:
     @classmethod
     def create(cls, store: Store, experiment_id: str, name: str, *, every_s: float) -> Tracker:
         """A new run."""
-        run = store.client.create_run(experiment_id, tags=identity_of_process(), run_name=names.text(name))
+        run = store.client.create_run(experiment_id, tags=tags_of_driver(), run_name=names.text(name))
         return cls(store, run, every_s=every_s)
 
     @classmethod
     def reopen(cls, store: Store, run_id: str, *, every_s: float, since: int = 0) -> Tracker:
         """A run that has ended, which goes on in this process. since: the step from which on it computes again, and the store
         may know of that already."""
-        for key, value in identity_of_process().items():  # first: whoever looks for orphans takes it for one otherwise
+        for key, value in tags_of_driver().items():  # first: whoever looks for orphans takes it for one otherwise
             store.client.set_tag(run_id, key, value)
         store.client.update_run(run_id, status="RUNNING")
         tracker = cls(store, store.client.get_run(run_id), every_s=every_s)

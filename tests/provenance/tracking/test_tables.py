@@ -18,7 +18,7 @@ from orchestrator.driver.folders import RunFolder, is_driven
 from orchestrator.experiments.listing import runs, table
 from orchestrator.provenance.tracking import Store, identity_of_process, tables
 from orchestrator.provenance.tracking.asking import refuse_deleted
-from orchestrator.provenance.tracking.store import BOOT, HOST, KIND, PID
+from orchestrator.provenance.tracking.store import BOOT, HOST, KIND, MACHINE, PID, tags_of_driver
 from tests.refusals import refused
 
 pytestmark = [
@@ -143,14 +143,16 @@ def test_mlflow_is_not_imported_to_list_runs_or_to_miss_one(store: Store) -> Non
 
 
 def test_a_run_whose_driver_is_gone_is_told_as_killed_to_the_user_and_to_mlflow(tmp_path: Path) -> None:
-    """Not those that somebody drives, as far as this machine can tell."""
+    """Not those that somebody drives, as far as this machine can tell, nor those of another machine with the same name."""
     folder = tmp_path / ".orchestrator"
     folder.mkdir()
     store = Store(None, folder)
     experiment = store.experiment("any")
     with subprocess.Popen(["true"]) as process:
         gone = {PID: str(process.pid)}
-    changes = {"mine": {}, "gone": gone, "elsewhere": {**gone, HOST: "another"}, "before": {BOOT: "x"}, "locked": gone}
+    changes = {"mine": {}, "gone": gone, "elsewhere": {**gone, HOST: "another"}, "locked": gone}
+    changes["before"] = {BOOT: "x", MACHINE: tags_of_driver()[MACHINE]}
+    changes["namesake"] = {BOOT: "x", MACHINE: "another"}
     changes["audit"] = {**gone, KIND: "audit"}
     left = ("gone", "before", "audit")
     ids = {
