@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -126,8 +128,11 @@ def test_the_files_come_home_whether_or_not_somebody_has_looked_at_the_run(
         assert (home / "0123" / "lock").stat().st_ino == held
 
 
-def test_the_files_of_a_repetition_that_is_killed_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checkpoints are in its tree, which is removed."""
+@pytest.mark.parametrize(("interrupted", "code"), [(False, "rerun.no-report"), (True, "rerun.interrupted")])
+def test_the_files_of_a_repetition_that_is_killed_come_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, interrupted: bool, code: str
+) -> None:
+    """Its checkpoints are in its tree, which is removed. A signal that came before it listened to them has ended it, too."""
     restored = checkout.Restored(tmp_path / "tree", tmp_path / "tree", "", "", None)
     home = tmp_path / ".orchestrator"
     home.mkdir()
@@ -136,6 +141,8 @@ def test_the_files_of_a_repetition_that_is_killed_come_home(tmp_path: Path, monk
         left = restored.project / ".orchestrator" / "0123"
         (left / "checkpoints").mkdir(parents=True)
         (left / "lock").touch()
+        if interrupted:
+            os.kill(os.getpid(), signal.SIGTERM)
         return Done(-9, "")
 
     monkeypatch.setattr(child_process, "run", killed)
@@ -143,7 +150,7 @@ def test_the_files_of_a_repetition_that_is_killed_come_home(tmp_path: Path, monk
     repeater = Repeater(tmp_path, home, cast("Any", SimpleNamespace(uri="sqlite:///x")), cast("Any", None), (), said)
     monkeypatch.setattr(Repeater, "environment", lambda *_: ("python", {}))
     monkeypatch.setattr(Repeater, "_declared", lambda _: [])
-    with refused("rerun.no-report"):
+    with refused(code):
         repeater._launch("conf=x", restored, child_process.never)
     assert (home / "0123" / "checkpoints").is_dir()
 

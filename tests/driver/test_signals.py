@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -84,6 +85,23 @@ def test_an_interrupt_of_another_kind_after_the_first_is_the_same_one() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_an_interrupt_that_other_code_has_swallowed_is_raised_once_more() -> None:
+    """torch takes it for a reason why numpy cannot be imported, and goes on without."""
+    before = {number: signal.getsignal(number) for number in signals.WATCHED}
+    try:
+        signals.interrupt()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"), signals.posted():
+            pass
+    finally:
+        signals.interrupt()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    with signals.posted() as pending_signal:
+        assert pending_signal.signal is None
 
 
 _TWICE = """

@@ -23,6 +23,8 @@ from orchestrator.errors import Interrupted
 
 WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+_raised: list[str] = []  # the signals that were, since `interrupt`
+
 
 class PendingSignal:
     """Holds the name of the signal that came, or None. last_words: said when a second one ends the process."""
@@ -94,6 +96,7 @@ def _end_at_second(heard: int, first: int, words: str) -> None:
 def interrupt() -> None:
     """From now on signals raise KeyboardInterrupt with the signal's name: while no run exists that could be ended in
     order."""
+    _raised.clear()
     if threading.current_thread() is threading.main_thread():
         _handle(_interrupt)
 
@@ -103,7 +106,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         lambda another, _frame: _leave(another)
     )  # such as the SIGINT after Slurm's SIGTERM: one interruption is enough
     _leave(number)
-    raise KeyboardInterrupt(signal.Signals(number).name)
+    _raised.append(signal.Signals(number).name)
+    raise KeyboardInterrupt(_raised[-1])
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
@@ -120,7 +124,10 @@ def _leave(number: int) -> None:
 
 @contextmanager
 def posted() -> Iterator[PendingSignal]:
-    """Within the block signals are posted; after it they are handled as before."""
+    """Within the block signals are posted; after it they are handled as before. Raises KeyboardInterrupt once more where code
+    that was interrupted has swallowed it, as torch does whenever numpy cannot be imported."""
+    if _raised:
+        raise KeyboardInterrupt(_raised[-1])
     before = {number: signal.getsignal(number) for number in WATCHED}
     pending_signal = PendingSignal()
     pending_signal.watch()

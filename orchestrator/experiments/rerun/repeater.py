@@ -143,6 +143,10 @@ class Repeater:
             return dict(json.loads(done.out.splitlines()[-1]))
         except (IndexError, ValueError):
             self._bring_all_home(restored)  # the checkpoints of one that was killed are there alone
+            if pending_signal.signal is not None:  # it came before that process listened to signals
+                raise Interrupted(
+                    f"the repetition was interrupted: {pending_signal.signal}", code="rerun.interrupted"
+                ) from None
             raise RunFailed(
                 f"the repetition ended with code {done.code} and no report",
                 "its output stands above",
