@@ -168,6 +168,20 @@ def of_one_batch(name: str, metric: Any) -> float:
     return together(found, {name: metric}, "validation/")[f"validation/{name}"]
 
 
+class Swa(Lit):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.swa_utils.SWALR(optimizer, 0.01, anneal_epochs=1)]
+
+
+def test_a_scheduler_of_swa_utils_is_one_of_torch() -> None:
+    """Its name is none of torch.optim.lr_scheduler, and the refusal asked for the name that stood there."""
+    pipeline = made(f"{__name__}:Swa")
+    pipeline.begin(COURSE)
+    assert pipeline.optimizer(pipeline.model()).param_groups[0]["lr"] * pipeline.rate(0) == 0.1
+    assert pipeline.rate(COURSE.steps - 1) * 0.0625 == pytest.approx(0.01)
+
+
 @pytest.mark.slow
 def test_schedulers_are_tabulated() -> None:
     pipeline = made()
@@ -497,6 +511,44 @@ def test_data_that_are_no_data_module_are_refused() -> None:
 def test_a_launch_tells_what_is_not_recorded() -> None:
     (note,) = made().notes()
     assert "(train_loss)" in note
+
+
+class Weighting(Lit):
+    mean: Any = None
+    scale: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # noqa: ARG002
+        loss = self._loss(batch)
+        self.log("mean", self.mean.compute())
+        return loss / self.scale.compute()
+
+
+def test_a_launch_tells_of_a_metric_that_a_loss_may_follow_from() -> None:
+    """Its states are of one batch, and a Trainer's of all batches of the epoch so far: the losses were others in silence."""
+    _, note = made(f"{__name__}:Weighting").notes()
+    assert note.startswith("self.scale.compute() in training_step of Weighting")
+
+
+class Augmenting(Lit):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        self.log("loss_there", self._loss(batch))
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
+        return [2 * batch[0], batch[1]] if self.trainer.training else batch
+
+
+def test_samples_of_validation_are_not_augmented_for_their_loss() -> None:
+    """The loss of validation follows from training_step here, behind a hook that took the batch for one to train on."""
+    pipeline = made(f"{__name__}:Augmenting")
+    train, _ = pipeline.datasets()
+    model = pipeline.model()
+    batch = pipeline.collate([train[index] for index in range(10)])
+    as_it_is = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    assert not torch.equal(pipeline.loss(model, batch), as_it_is)
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(pipeline.loss(model, batch), as_it_is)
+    assert model.trainer.training
 
 
 class Frozen(Lit):

@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 from orchestrator.adapters.adapted import Apart, Course
 from orchestrator.adapters.lightning import misfits
 from orchestrator.adapters.lightning.module_pipeline import Looks, ModulePipeline, Optimizes, Schedules, ToldSteps
-from orchestrator.adapters.lightning.reading import Reading, hands_on_self, is_shown, logged, names_in
+from orchestrator.adapters.lightning.reading import Reading, computed, hands_on_self, is_shown, logged, names_in
 from orchestrator.adapters.source import Source
 from orchestrator.common import import_string
 from orchestrator.errors import ConfigurationError, PipelineRaised, code_of, coded
@@ -29,7 +29,7 @@ _ASKED = (
 )
 _PLACE = {"current_epoch", "global_step", "trainer"}  # whoever names one asks where in the run a step is
 _PLATEAU = "ReduceLROnPlateau"
-_SCHEDULERS = {name for name in dir(lr_scheduler) if name[:1].isupper()} - {_PLATEAU, "Optimizer", "Tensor"}
+_SCHEDULERS = {name for name in dir(lr_scheduler) if name[:1].isupper()} - {_PLATEAU, "Optimizer", "Tensor"} | {"SWALR"}
 
 
 def adapt(found: type, source: Source) -> type[ModulePipeline]:
@@ -160,6 +160,11 @@ def _told(module: Reading, name: str) -> Iterator[str]:
         yield (
             f"self.log in training_step of {name} ({', '.join(training)}) is not recorded: the loss of every step is in the "
             "trace, and what validation_step logs is recorded"
+        )
+    for metric in computed(module.through("training_step")):
+        yield (
+            f"{metric}.compute() in training_step of {name} is of one batch alone, for any worker may compute any batch: where "
+            "the loss follows from it, it is another one than in a Trainer, which goes on over the batches of an epoch"
         )
     if module.overrides("validation_step") and "batch_idx" in names_in(module.through("validation_step")):
         yield (

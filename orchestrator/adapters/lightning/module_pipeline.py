@@ -131,17 +131,22 @@ class ModulePipeline(Adapted):
 
     def _loss(self, model: Any, batch: Any) -> Any:
         # A module may have put itself in evaluation mode, in which a Trainer trains it, too.
-        if not model.training and not torch.is_grad_enabled() and "validation_step" in self.own:
+        evaluates = not model.training and not torch.is_grad_enabled()
+        if evaluates and "validation_step" in self.own:
             loss = _loss_of_validation(self._validated(model, batch))
             if loss is not None:
                 return loss
-        return self._trained(model, batch)
+        return self._trained(model, batch, "validating" if evaluates else "training")
 
-    def _trained(self, model: Any, batch: Any) -> Any:
-        self._trainer.stage, self._trainer.numbers = "training", None
+    def _trained(self, model: Any, batch: Any, stage: str) -> Any:
+        """The result of training_step. stage: in which a hook finds the trainer, as one that augments samples to train on."""
+        self._trainer.stage, self._trainer.numbers = stage, None
         devices.follow(model)
-        given = self._transferred(model, batch)
-        returned = model.training_step(*_arguments(model.training_step, given, self._trainer.batch_index))
+        try:
+            given = self._transferred(model, batch)
+            returned = model.training_step(*_arguments(model.training_step, given, self._trainer.batch_index))
+        finally:
+            self._trainer.stage = "training"
         _reset(model)
         loss = _loss_in(returned)
         if loss is None:

@@ -132,3 +132,18 @@ def is_shown(call: ast.Call) -> bool:
     first = call.args[0]
     keys = first.keys if isinstance(first, ast.Dict) else [first]
     return all(isinstance(key, ast.Constant) for key in keys)
+
+
+def computed(functions: list[ast.FunctionDef]) -> list[str]:
+    """Each `self.name` whose `compute()` they take for more than a call of `self.log` or `self.log_dict`."""
+    shown = {part for _, call in logged(functions) for part in ast.walk(call)}
+    found = [
+        ast.unparse(node.func.value)
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "compute"
+        and not (node.args or node.keywords or node in shown)
+    ]
+    return [each for each in dict.fromkeys(found) if each.startswith("self.")]
