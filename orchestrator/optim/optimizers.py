@@ -167,9 +167,15 @@ def _stepping(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> str |
 
 def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer over the model's trainable parameters."""
+    return build_over(name, options, [parameter for parameter in model.parameters() if parameter.requires_grad])
+
+
+def build_over(
+    name: str, options: Mapping[str, Any], parameters: Sequence[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The same over these parameters."""
     prepare()
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return fused(OPTIMIZERS[name](parameters, **_arguments(options)))
+    return fused(OPTIMIZERS[name](list(parameters), **_arguments(options)))
 
 
 def fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -282,6 +282,24 @@ def test_a_loss_that_changes_parameters_is_refused_as_elsewhere() -> None:
     assert "was changed in place while a batch was computed" in str(end)
 
 
+class FrozenAtTimes(p.Mlp):
+    """Its last micro-batch of a round freezes a layer, which the first one of the next trains."""
+
+    def loss(self, model: torch.nn.Module, batch: p.Batch, step: int = 0) -> Any:
+        model[0].requires_grad_(step % 3 == 0)  # type: ignore[index]
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("layout", [Layout(2), Layout(3, "tree")], ids=str)
+def test_a_layer_that_is_frozen_as_a_round_begins_is_trained_on_each_layout(layout: Layout) -> None:
+    """A local optimizer without it moved it in no round whose shard began behind such a micro-batch of its worker."""
+    local = {"steps": 3, "optimizer": INNER}
+    reference = train(FrozenAtTimes, optimizer=MEAN, local=local)
+    assert_same_run(train(FrozenAtTimes, layout, optimizer=MEAN, local=local), reference)
+    ends = [train(FrozenAtTimes, optimizer=MEAN, steps=steps, local=local).parameters["0.weight"] for steps in (1, 2)]
+    assert not torch.equal(*ends)
+
+
 def test_more_slots_than_clients_with_samples_are_refused() -> None:
     partition = {"name": "dirichlet", "alpha": 0.01, "clients": 20, "least": 0}
     (end,) = members_end(Labelled, shards=19, batch_size=19, partition=partition)

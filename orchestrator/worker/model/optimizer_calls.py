@@ -7,7 +7,7 @@ changes, so such a change is refused here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,11 +64,14 @@ class OptimizerCalls:
         kept = vars(self._pipeline).items()
         return {name: each for name, each in kept if isinstance(each, (int, float)) and not name.startswith("_")}
 
-    def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
-        """A new one over the model's parameters."""
+    def local_optimizer(
+        self, variant: Variant, parameters: Sequence[torch.nn.Parameter], step: int, shard: int
+    ) -> torch.optim.Optimizer:
+        """A new one over these parameters: which of the model's are trained now depends on the micro-batch before, by which a
+        loss may have frozen some."""
         what = f"building the local optimizer (round {step}{self._samples.whose(step, shard)})"
         with naming(what), streams.seeded(self._seed, "local optimizer", step, shard):
-            return optimizers.build(variant.name, variant.options, self._model)
+            return optimizers.build_over(variant.name, variant.options, parameters)
 
     def optimize_locally(self, step: int, shard: int, optimizer: torch.optim.Optimizer, *, replayed: bool) -> None:
         """One step of a shard's own optimizer, which finds its gradients at the parameters. replayed: by a recording, whose

@@ -111,7 +111,8 @@ class LocalSteps:
         plan = partial(self.workload.batches.plan, clocks, [shard])
         plan()
         expected = self._second.expected(step, clocks[0], shard, plan) if clocks else None
-        optimizer = self.workload.optimizer_calls.local_optimizer(self._local.optimizer, step, shard)
+        make = self.workload.optimizer_calls.local_optimizer
+        optimizer = make(self._local.optimizer, replica.parameters, step, shard)
         means: list[tuple[float, float]] = []
         present = [False] * len(replica.parameters)
         for clock in clocks:
