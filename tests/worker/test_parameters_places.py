@@ -47,6 +47,38 @@ class Turned(Written):
         each.data = following.t()
 
 
+class Transposing(Written):
+    """Turns square matrices in their own memory."""
+
+    def move(self, each: Tensor, state: dict[str, Tensor], following: Tensor) -> None:
+        super().move(each, state, following)
+        if each.ndim == 2 and each.shape[0] == each.shape[1]:
+            self.turn(each)
+
+    def turn(self, each: Tensor) -> None:
+        each.data = each.data.t()
+
+
+class WritingTransposed(Transposing):
+    def turn(self, each: Tensor) -> None:
+        each.copy_(each.t().clone())
+
+
+class Square(p.Small):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(p.FEATURES, p.FEATURES), nn.Tanh(), super().model())
+
+
+class ByTransposing(Square):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Transposing(model.parameters())
+
+
+class ByWritingTransposed(Square):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return WritingTransposed(model.parameters())
+
+
 class ByWriting(p.Small):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return Written(model.parameters())
@@ -102,6 +134,12 @@ def test_it_has_the_bits_of_one_that_writes(mode: str) -> None:
     assert_same_run(train(ByReplacing, ONE, **settings), train(ByWriting, ONE, **settings))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_so_has_one_that_turns_square_matrices_where_they_lie(mode: str) -> None:
+    settings = {"optimizer": None, **MODES[mode]}
+    assert_same_run(train(ByTransposing, ONE, **settings), train(ByWritingTransposed, ONE, **settings))
+
+
 @pytest.mark.parametrize("layout", [ONE, Layout(3, "tree")], ids=str)
 def test_it_has_them_as_a_local_optimizer(layout: Layout) -> None:
     runs = [
@@ -111,7 +149,7 @@ def test_it_has_them_as_a_local_optimizer(layout: Layout) -> None:
     assert_same_run(*runs)
 
 
-@pytest.mark.parametrize("pipeline", [ByReplacing, Averaged], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("pipeline", [ByReplacing, ByTransposing, Averaged], ids=lambda kind: kind.__name__)
 def test_no_bit_depends_on_the_layout(pipeline: type[p.Small]) -> None:
     reference = train(pipeline, ONE, optimizer=None)
     assert_same_run(train(pipeline, Layout(3, "tree"), optimizer=None), reference)

@@ -121,14 +121,14 @@ def settle(optimizer: torch.optim.Optimizer, model: torch.nn.Module, places: Seq
     if moved:
         optimizers.keep_own(optimizer, *(place for *_, place in moved))  # a state may have got the former memory
     for _, parameter, place in moved:
-        place.copy_(parameter)
+        place.copy_(parameter.clone())  # which may be another view of the same memory
         parameter.data = place
 
 
 def _is_there(parameter: torch.Tensor, place: torch.Tensor) -> bool:
-    return (
-        parameter.data_ptr() == place.data_ptr() and parameter.shape == place.shape and parameter.dtype == place.dtype
-    )
+    if parameter.data_ptr() != place.data_ptr() or parameter.dtype != place.dtype:
+        return False
+    return parameter.shape == place.shape and parameter.stride() == place.stride()
 
 
 def refuse_unfit(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed: int) -> None:
