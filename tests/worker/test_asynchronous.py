@@ -17,7 +17,7 @@ import torch
 from orchestrator.config.plan import Timeouts
 from orchestrator.config.settings import Every
 from orchestrator.controller.events import Ended
-from orchestrator.errors import Inconsistent
+from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics import fixed_point
 from orchestrator.numerics.layout import Layout as TensorLayout
 from orchestrator.numerics.staging import Resident
@@ -265,6 +265,24 @@ def test_an_optimizer_that_changes_frozen_parameters_is_refused() -> None:
     """It would do so in each replica alone."""
     ends = members_end(p.OfNoClassOfTorchs, Layout(2), sync={"name": "bap"}, optimizer=None)
     assert any("changed the parameter 'average.0.weight', which is frozen" in str(end) for end in ends), ends
+
+
+class Growing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.add_param_group({"params": [torch.zeros(2)]})
+
+
+class GrowingGroups(p.Small):
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return Growing(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("mode", ["bap", "gossip"])
+def test_an_optimizer_that_adds_a_group_is_refused_by_its_name(mode: str) -> None:
+    (end,) = members_end(GrowingGroups, sync={"name": mode}, optimizer=None)
+    assert isinstance(end, PipelineRaised)
+    assert end.code == "optimizer.groups"
 
 
 def test_replicas_that_never_wait_read_each_other() -> None:

