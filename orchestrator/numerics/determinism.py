@@ -144,6 +144,7 @@ def settings_of_torch() -> dict[str, str]:
         "torch.set_num_threads": torch.get_num_threads,
         "torch.set_default_dtype": torch.get_default_dtype,
         "torch.set_default_device": torch.get_default_device,
+        "torch.set_grad_enabled": torch.is_grad_enabled,
         "torch.use_deterministic_algorithms": lambda: _STRICTNESS[torch.get_deterministic_debug_mode()],
         "torch.set_flush_denormal": lambda: sys.float_info.min / 2 == 0,  # torch does not tell
         "torch.set_autocast_enabled": lambda: [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],

@@ -71,6 +71,7 @@ def test_memory_that_nobody_has_written_is_filled_the_first_time_alone(monkeypat
             "torch.set_autocast_enabled ([False, False], then [False, True])",
         ),
         (lambda: setattr(cudnn, "benchmark", True), "torch.backends.cudnn.benchmark (False, then True)"),
+        (lambda: torch.set_grad_enabled(False), "torch.set_grad_enabled (True, then False)"),
     ],
 )
 def test_settings_of_torch_that_change_while_a_batch_is_computed_are_named(
@@ -85,6 +86,7 @@ def test_settings_of_torch_that_change_while_a_batch_is_computed_are_named(
         with refused("pipeline.changes-torch", named):
             proof._verify(WORKLOAD, "micro-batch", [0, 1], computed, fills=True)
         torch.set_autocast_enabled("cuda", False)
+        torch.set_grad_enabled(True)
         prepare_thread(1)
     assert not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 

@@ -256,7 +256,8 @@ def _refuse_changed(settings: Mapping[str, str], what: str) -> None:
     if changed:
         raise PipelineRaised(
             f"settings of torch were changed while {what} was computed: {', '.join(changed)}",
-            "leave them as they are: run.threads, run.tf32 and run.precision are for that, and tensors take device= and dtype=",
+            "leave them as they are: run.threads, run.tf32 and run.precision are for that, tensors take device= and dtype=, "
+            "and what has no gradients is within `with torch.no_grad():`",
             code="pipeline.changes-torch",
         )
 
