@@ -72,7 +72,7 @@ _ADVICE = {
     NO_MEMORY: "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
     _NO_GRAPH: "the loss has to follow from a parameter that is trained: look for "
-    "detach(), item() and no_grad() on the way to it",
+    "detach(), item(), no_grad() and requires_grad_(False) on the way to it",
     "backward through the graph a second time": "loss() returns the loss, and backward() is called here: leave it out; what is "
     "kept from an earlier batch has to be detached",
     "process group has not been initialized": _NO_PROCESS_GROUP,

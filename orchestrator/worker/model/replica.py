@@ -447,10 +447,12 @@ def parameters_of(replica: Replica) -> dict[str, torch.nn.Parameter]:
 def whole_gradients(
     parameters: Mapping[str, torch.nn.Parameter], take: Callable[[str, torch.Tensor], None]
 ) -> Iterator[None]:
-    """Within this, `take` gets each parameter with its name as soon as a backward pass has its gradient."""
+    """Within this, `take` gets each parameter with its name as soon as a backward pass has its gradient; none that a loss has
+    frozen for now, which takes no hook."""
     handles = [
         each.register_post_accumulate_grad_hook(partial(take, name))  # type: ignore[no-untyped-call]
         for name, each in parameters.items()
+        if each.requires_grad
     ]
     try:
         yield

@@ -17,7 +17,7 @@ from orchestrator.worker.admission import proof
 from orchestrator.worker.between_steps import evaluation
 from orchestrator.worker.model.calls import Call
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
-from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.replica import Replica, parameters_of
 from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.all_stages import WholeModel
 from orchestrator.worker.pipeline_parallel.border_values import Generators
@@ -36,6 +36,13 @@ def plan_stages(workload: PipelineAdapter, replica: Replica, stages: int) -> Cut
 def cuts_of(surveys: dict[Way, Survey], workload: PipelineAdapter, replica: Replica, stages: int) -> Cuts:
     """The same from what was `surveyed`, which is so for any number of stages."""
     model = workload.model
+    frozen = next((name for name, each in parameters_of(replica).items() if not each.requires_grad), None)
+    if frozen is not None:
+        raise PipelineRaised(
+            f"loss() freezes the parameter {frozen!r}, and a stage is to know before which of its parameters are trained",
+            "have it detach() what the layer computes instead, as a function of step, or set cluster.stages=1",
+            code="stages.loss-freezes",
+        )
     names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
     sizes = {name: each.numel() for name, each in model.named_parameters() if each.requires_grad}
     with naming("stages()"):

@@ -50,6 +50,19 @@ def test_a_model_in_stages_gives_the_trace_and_the_digest_of_the_unsplit_one() -
     _same(pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, tensors_every=2)
 
 
+class FreezingInLoss(pipelines.Mlp):
+    def loss(self, model: nn.Module, batch: Any, step: int = 0) -> Any:
+        model[0].requires_grad_(step > 0)  # type: ignore[index]
+        return super().loss(model, batch)
+
+
+def test_a_loss_that_freezes_a_parameter_is_named() -> None:
+    """Without stages it trains."""
+    train(FreezingInLoss)
+    with refused("stages.loss-freezes", "the parameter '0.weight'"):
+        train(FreezingInLoss, MESHES[0])
+
+
 class Refilling(pipelines.Mlp):
     """Batches in memory that the next one fills again, which torch does not see."""
 
