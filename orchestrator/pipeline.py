@@ -303,7 +303,9 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
     found = import_string.find("pipeline.target", target, "class")
     if not (inspect.isclass(found) and issubclass(found, Pipeline)):
         raise ConfigurationError(
-            [f"pipeline.target: {target} is not a subclass of orchestrator.Pipeline"], code="pipeline.not-a-pipeline"
+            [f"pipeline.target: {target} is not a subclass of orchestrator.Pipeline"],
+            _pipeline_for(found),
+            code="pipeline.not-a-pipeline",
         )
     missing = [name for name in ("model", "datasets", "loss") if not defines(found, name)]
     if missing:
@@ -318,6 +320,22 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
             [f"pipeline.args: {name}{inspect.signature(found)}: {error}"], code="pipeline.args"
         ) from None
     return found
+
+
+def _pipeline_for(found: object) -> str:
+    """The way to a pipeline from what was named in the place of one. No framework is imported for it."""
+    kinds = found.__mro__ if inspect.isclass(found) else type(found).__mro__
+    bases = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds}
+    if ("transformers", "Trainer") in bases:
+        return (
+            "name orchestrator.adapters.transformers:Trainable; what a Trainer overrides is a method of a subclass of that: "
+            "compute_loss is its loss(), create_optimizer its optimizer() (docs/coming-from.md)"
+        )
+    if ("torch", "Module") in bases:
+        return "name a class Pipeline whose model() returns it, with datasets() and loss() (docs/own-project.md)"
+    return (
+        "name a class Pipeline with model(), datasets() and loss(); a loop of one's own is left out (docs/porting.md)"
+    )
 
 
 @contextmanager

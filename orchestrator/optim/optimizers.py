@@ -247,6 +247,14 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
         raise unfit(optimizer)
     # An attribute None says that a class takes care of it.
     if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+        within = getattr(optimizer, "optimizer", None)
+        if isinstance(within, torch.optim.Optimizer):
+            inner = type(within).__name__
+            raise PipelineRaised(
+                f"optimizer() returned a {type(optimizer).__name__} around a {inner}, as accelerate prepares it for a loop",
+                f"return the {inner}, and leave prepare() out: devices, accumulation and precision are settings of a run",
+                code="optimizer.prepared",
+            )
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__}, whose train() and eval() exchange the weights: nobody would "
             "call eval() before an evaluation, and other weights than the averaged ones would be evaluated and exported",

@@ -73,6 +73,34 @@ def test_a_class_that_no_adapter_takes_is_refused() -> None:
         table.find(Source(f"{__name__}:Mine", {"width": 3}))
 
 
+class Trainer:
+    """It stands for that of transformers, whose import takes seconds."""
+
+
+Trainer.__module__ = "transformers.trainer"
+
+
+class Overriding(Trainer):
+    def compute_loss(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("Overriding", "transformers:Trainable"),
+        ("Net", "whose model() returns it"),
+        ("_nothing_amiss", "a loop of one's own"),
+    ],
+)
+def test_the_way_to_a_pipeline_is_told_from_what_was_named(name: str, remedy: str) -> None:
+    with refused("pipeline.not-a-pipeline") as caught:
+        table.find(Source(f"{__name__}:{name}", {}))
+    assert remedy in caught.value.remedy
+
+
+class Net(nn.Linear): ...
+
+
 def test_data_beside_a_pipeline_are_refused() -> None:
     with refused("pipeline.data-twice"):
         table.find(Source(f"{__name__}:Ours", {}, f"{__name__}:Module"))

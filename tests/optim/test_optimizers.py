@@ -153,6 +153,15 @@ def test_weights_that_are_exchanged_for_evaluations_are_refused() -> None:
     check(CaresForItself(model.parameters(), lr=0.1), model)
 
 
+def test_one_that_accelerate_has_prepared_is_refused_for_what_it_is() -> None:
+    """It has the methods of one that exchanges weights, and was taken for that."""
+    model = nn.Linear(2, 2)
+    prepared = ScheduleFree(model.parameters(), lr=0.1)
+    prepared.optimizer = torch.optim.AdamW(model.parameters())  # type: ignore[attr-defined]
+    with refused("optimizer.prepared", "AdamW"):
+        check(prepared, model)
+
+
 class Aside(torch.optim.Adam):
     """Everything that a class of the user's may hold without remembering anything."""
 

@@ -67,6 +67,7 @@ PREPARING = [
     Fault(f.EmptyTraining, PipelineRaised, ("training dataset is empty",)),
     Fault(f.ValidationByName, PipelineRaised, ("the validation dataset is a dict of 2 data sets", "ConcatDataset")),
     Fault(f.ListOfTraining, PipelineRaised, ("the training dataset is a list of 2 data sets", "data.mixture")),
+    Fault(f.FrameOfTraining, PipelineRaised, ("training", "DataFrame of pandas", "to_dict('records')")),
     Fault(f.StreamedTraining, PipelineRaised, ("training", "Streamed", "__getitem__")),
     Fault(f.StreamedValidation, PipelineRaised, ("validation", "Streamed", "__getitem__")),
     Fault(f.OptimizerOfAnotherKind, PipelineRaised, ("optimizer()", "LBFGS", "calls the model again", "adamw"), OWN),

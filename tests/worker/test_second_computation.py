@@ -595,6 +595,38 @@ def test_an_average_of_a_package_that_moves_before_an_evaluation_is_found(way: s
     assert "pipeline.average.weights" in str(end)
 
 
+class Merges(Batchnorm):
+    """Has a layer that merges its weights for evaluations, as loralib's."""
+
+    class Layer(nn.Linear):
+        merged = False
+
+        def __init__(self, features: int) -> None:
+            super().__init__(features, features, bias=False)
+            self.change = nn.Parameter(torch.zeros(features))
+            self.weight.requires_grad_(False)
+
+        def train(self, mode: bool = True) -> Merges.Layer:
+            if self.merged is mode:
+                self.weight.data += self.change if self.merged else -self.change
+                self.merged = not mode
+            return super().train(mode)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return super().forward(rows) - (0 if self.merged else rows @ self.change[:, None])
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(self.Layer(FEATURES), super().model())
+
+
+def test_a_layer_that_merges_its_weights_for_evaluations_is_told_from_an_average() -> None:
+    """The advice was on averages of weights alone."""
+    (end,) = members_end(Merges, steps=6, evaluate_every=Every(steps=3))
+    assert isinstance(end, Inconsistent)
+    assert "model.0.merged" in str(end)
+    assert "eval() of Layer merges its weights, give it merge_weights=False" in end.remedy
+
+
 HELPERS = {  # by the place in a module `helper` that keeps something: its text
     "calls": "calls = 0\ndef scale():\n    global calls\n    calls += 1\n    return 1 if calls < 40 else 2\n",
     "Settings.calls": "class Settings:\n    calls = 0\n"

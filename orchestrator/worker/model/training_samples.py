@@ -225,12 +225,23 @@ def length_of(dataset: Any, which: str) -> int:
                 code="pipeline.dataset-type",
             )
         length = len(dataset)
+        _refuse_columns(dataset, which)
         _refuse_several(dataset, which)
     if length == 0 and which == "training":
         raise PipelineRaised(
             "the training dataset is empty", "look at what datasets() reads", code="pipeline.no-samples"
         )
     return length
+
+
+def _refuse_columns(dataset: Any, which: str) -> None:
+    """Raises PipelineRaised for a table of pandas, whose numbers are names of columns."""
+    if any(kind.__name__ == "DataFrame" and kind.__module__.startswith("pandas.") for kind in type(dataset).__mro__):
+        raise PipelineRaised(
+            f"the {which} dataset is a DataFrame of pandas, whose [0] is a column and no row",
+            "return its rows, frame.to_dict('records'), or a TensorDataset of torch.tensor(frame[COLUMNS].to_numpy())",
+            code="pipeline.data-frame",
+        )
 
 
 def _refuse_several(dataset: Any, which: str) -> None:

@@ -153,8 +153,8 @@ class SecondComputation:
         if expected.changed:
             culprits = self._culprits(expected, found)
             raise Inconsistent(
-                f"step {step}: the {expected.what} is another one without the new value of {culprits}, which a worker that "
-                "joins would not have",
+                f"step {step}: the {expected.what} is another one without the new value of {', '.join(culprits)}, which a "
+                "worker that joins would not have",
                 "set it in each call of loss(), as a function of step; or have a frozen parameter that the optimizer moves, or "
                 f"{_BUFFERS}",
                 code="pipeline.changed-once",
@@ -201,11 +201,17 @@ class SecondComputation:
         """Raises Inconsistent where something else was found."""
         if expected.result != found:
             culprits = self._culprits(expected, found)
+            layer = _first_with_modes(self._workload.model, culprits)
             raise Inconsistent(
                 f"after step {step + 1}: {expected.what} has another loss or metric without the new value of "
-                f"{culprits}, which a worker that joins would not have",
+                f"{', '.join(culprits)}, which a worker that joins would not have",
                 "let loss() and metrics() follow from the model and the batch alone: the loss of the training is recorded by "
-                "itself, and an average of the weights is a frozen part of the model (docs/porting.md)",
+                "itself, and an average of the weights is a frozen part of the model (docs/porting.md)"
+                + (
+                    ""
+                    if layer is None
+                    else f"; where eval() of {layer} merges its weights, give it merge_weights=False"
+                ),
                 code="pipeline.metrics-changed",
             )
 
@@ -222,7 +228,7 @@ class SecondComputation:
     def _numbers(self, step: int, batch: int) -> bytes:
         return proof.exact_numbers(*self._workload.evaluate(step, batch)).encode()
 
-    def _culprits(self, tried: Tried, found: bytes) -> str:
+    def _culprits(self, tried: Tried, found: bytes) -> Sequence[str]:
         """The places of which one alone makes the difference to what was found; all, where none does."""
         assert self._beginning is not None
         alone = []
@@ -230,7 +236,15 @@ class SecondComputation:
             with contextlib.suppress(OutOfDeviceMemory), self._beginning.restored(place):
                 if tried.again() != found:
                     alone.append(place)
-        return ", ".join((alone or tried.changed)[:_MOST_NAMED])
+        return (alone or tried.changed)[:_MOST_NAMED]
+
+
+def _first_with_modes(model: torch.nn.Module, places: Sequence[str]) -> str | None:
+    """The class of the first layer among those that hold these places whose train() or eval() is its own; None for none."""
+    usual = (torch.nn.Module.train, torch.nn.Module.eval)
+    layers = {f"model.{name}" if name else "model": type(layer) for name, layer in model.named_modules()}
+    holders = (layers.get(place.rpartition(".")[0]) for place in places)
+    return next((kind.__name__ for kind in holders if kind and (kind.train, kind.eval) != usual), None)
 
 
 def require_repeated(again: Callable[[], bytes], step: int, what: str) -> None:
