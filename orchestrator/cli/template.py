@@ -95,7 +95,7 @@ _README = """\
     python -m unittest
 """
 _GITIGNORE = """\
-.orchestrator/
+.orchestrator
 __pycache__/
 .venv/
 .ipynb_checkpoints/

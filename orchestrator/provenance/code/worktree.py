@@ -27,7 +27,7 @@ _NEVER = (
     ".hypothesis/",
     ".ipynb_checkpoints/",
     ".mypy_cache/",
-    ".orchestrator/",
+    ".orchestrator",
     ".pytest_cache/",
     ".ruff_cache/",
     "__pycache__/",
@@ -36,6 +36,9 @@ _NEVER = (
     "mlruns/",
     "**/.dvc/cache/",
     "**/.dvc/tmp/",
+)
+_HOME = (
+    b".orchestrator"  # a file only where it is a link to a folder on another disk, in which a repetition would write
 )
 
 
@@ -237,6 +240,10 @@ def _read(reading: _Reading, repository: _Repository) -> _Seen:
     """Walk one repository and what is nested in it."""
     head = repository.head()
     tracked, committed = repository.tracked(), repository.committed(head)
+    homes = {path for path in {*tracked, *committed} if path.rpartition(b"/")[2] == _HOME}
+    reading.instead.update({repository.prefix + path: committed[path] for path in homes & {*committed}})
+    tracked = {path: item for path, item in tracked.items() if path not in homes}
+    committed = {path: item for path, item in committed.items() if path not in homes}
     ids = frozenset(item.entry.id for item in tracked.values()) | {item.id for item in committed.values()}
     everything = repository.untracked()
     left_out = {path for path in everything if secrets.is_suspicious(objects.shown(path))}

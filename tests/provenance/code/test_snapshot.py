@@ -359,6 +359,24 @@ def test_what_is_ignored_and_what_is_made_is_left_out(repository: Path) -> None:
     assert tree_id(repository) != before
 
 
+def test_a_link_to_the_folder_of_runs_is_left_out(repository: Path, tmp_path: Path) -> None:
+    """A project on a small disk has one. A repetition had it too, and its record was written behind it and lost."""
+    before = tree_id(repository)
+    (repository / ".orchestrator").symlink_to(tmp_path)
+    write(repository, {"inner/a.py": "a\n"})
+    assert not examine(repository).entries.keys() & {b".orchestrator"}
+    commit(repository)
+    (repository / "inner/.orchestrator").symlink_to(tmp_path)
+    taken = take(repository, RUN)
+    assert not taken.work.dirty
+    assert sorted(back(taken, tmp_path)) == sorted({*on_disk(repository)} - {b".orchestrator", b"inner/.orchestrator"})
+    snapshot.patch(taken, tmp_path / "patch")
+    assert "diff" not in (tmp_path / "patch").read_text()
+    (repository / "inner/a.py").unlink()
+    (repository / "inner/.orchestrator").unlink()
+    assert tree_id(repository) == before
+
+
 def test_a_file_too_large_is_named(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(repository, {"old.bin": "o" * 5000})
     commit(repository)
