@@ -193,6 +193,30 @@ def test_what_fails_leaves_nothing_either() -> None:
     assert _surroundings() == before
 
 
+class Unsaved(p.Mlp):
+    """Its centre moves, and only checkpoints hold it."""
+
+    def __init__(self, persistent: bool = False) -> None:
+        super().__init__()
+        self.persistent = persistent
+
+    def model(self) -> torch.nn.Module:
+        model = super().model()
+        model.register_buffer("centre", torch.zeros(p.FEATURES), persistent=self.persistent)
+        return model
+
+    def buffers(self) -> dict[str, str]:
+        return {"centre": "mean"}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_buffers_that_move_and_are_not_saved_are_pointed_out(persistent: bool) -> None:
+    notes = construction.rehearse(resolve(settings_for(Unsaved, args={"persistent": persistent}))).notes
+    assert ["buffers() has a rule for 'centre', which no state_dict() holds" in note for note in notes] == [True] * (
+        not persistent
+    )
+
+
 @pytest.mark.parametrize(
     ("pipeline", "rows", "said"), [(p.Batchnorm, 15, 1), (p.Batchnorm, 16, 0), (p.FrozenBatchnorm, 2, 0), (p.Mlp, 2, 0)]
 )

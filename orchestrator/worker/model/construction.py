@@ -186,7 +186,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()
     parameters = sum(each.numel() for each in model.parameters())
     trained = sum(each.requires_grad for each in model.parameters())
-    notes = [*_notes(model, plan), *([] if adapted is None else adapted.notes())]
+    notes = [*_notes(model, plan), *_notes_on_buffers(model, rules), *([] if adapted is None else adapted.notes())]
     plateau = None if adapted is None else adapted.plateau
     return weakref.ref(model), Rehearsal(notes, parameters, layout, plateau, trained)
 
@@ -255,6 +255,20 @@ def _notes_on_rows(model: torch.nn.Module, plan: Plan) -> list[str]:
             "seen together by any layer"
         )
     return notes
+
+
+def _notes_on_buffers(model: torch.nn.Module, rules: Mapping[str, str]) -> list[str]:
+    """On those that move and are in no state_dict. Checkpoints hold them, and whoever loads the trained model has none."""
+    with naming("state_dict() of the model"):
+        kept = model.state_dict().keys()
+    lost = [name for name in rules if name not in kept]
+    if not lost:
+        return []
+    others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return [
+        f"buffers() has a rule for {lost[0]!r}{others}, which no state_dict() holds: if it moves, the model that is saved, "
+        "served or given to on_evaluation() has its first value; register it without persistent=False"
+    ]
 
 
 def _refuse_idle_compression(model: torch.nn.Module, plan: Plan) -> None:
