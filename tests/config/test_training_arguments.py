@@ -95,6 +95,7 @@ def test_all_that_means_nothing_here_is_refused_at_once(tmp_path: Path) -> None:
         "fp16": True, "deepspeed": "ds.json", "push_to_hub": True, "dataloader_drop_last": True, "data_seed": 1,
         "num_train_epochs": 2.5, "group_by_length": True, "report_to": "comet_ml", "learning_rat": 1,
         "accelerator_config": {"split_batches": True}, "gradient_checkpointing_kwargs": {"every_n_layers": 2},
+        "include_for_metrics": ["inputs"], "include_inputs_for_metrics": True, "generation_config": "models/summarize",
     }  # fmt: skip
     with pytest.raises(ConfigurationError) as caught:
         read(tmp_path, **given)

@@ -156,15 +156,42 @@ def is_changed_by_chance(model: Any) -> bool:
 
 
 def merged(model: Any) -> Any:
-    """A model of transformers with the change that its adapter makes. Raises PipelineRaised for a kind of adapter that is no
-    change of weights, such as a prompt."""
+    """A model of transformers with the change that its adapter makes. Raises PipelineRaised as `require_merge` does."""
+    require_merge(model)
+    return model.merge_and_unload()
+
+
+def require_merge(model: Any) -> None:
+    """Raises PipelineRaised for a kind of adapter that is no change of weights, such as a prompt, and for one that changes a
+    tied weight in one of its places alone: merged, it would change all of them."""
     if not hasattr(model.base_model, "merge_and_unload"):
         raise PipelineRaised(
-            "save: an adapter of this kind cannot be merged into its model, whose weights were drawn by the run",
+            "pipeline.args.peft: an adapter of this kind cannot be merged into its model, whose weights the run draws, so "
+            "nobody could export it",
             "give the model as a folder with weights, which the adapter names then",
             code="transformers.no-merge",
         )
-    return model.merge_and_unload()
+    if (tied := _changed_apart(model)) is not None:
+        raise PipelineRaised(
+            f"pipeline.args.peft: the adapter changes {tied[0]}, whose weight is that of {tied[1]}, too: merged into the model "
+            "for its export it would change both, and so compute with another model",
+            "give the model as a folder with weights, beside which an adapter is exported alone, or tie_word_embeddings: false "
+            "in its configuration, or leave that layer out of target_modules",
+            code="transformers.merge-tied",
+        )
+
+
+def _changed_apart(model: Any) -> tuple[str, str] | None:
+    """A layer that an adapter changes, and another one with the same weight; None where there are none. Tokens that are trained
+    themselves are so in all places of a tied weight."""
+    layer_of_peft = package("peft").tuners.tuners_utils.BaseTunerLayer
+    changed, places = set[int](), dict[int, list[str]]()
+    for name, module in model.named_modules():
+        if isinstance(module, layer_of_peft) and type(module).__name__ != "TrainableTokensLayer":
+            changed |= {id(each) for each in module.get_base_layer().parameters(recurse=False)}
+        for each in module.parameters(recurse=False):
+            places.setdefault(id(each), []).append(name.removesuffix(".base_layer").rpartition(".")[2])
+    return next(((names[0], names[1]) for each, names in places.items() if each in changed and len(names) > 1), None)
 
 
 def unwrapped(model: Any) -> Any:

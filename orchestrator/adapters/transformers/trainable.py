@@ -68,6 +68,8 @@ class Model(Told):
         made.config.use_cache = False
         if self._peft is not None:
             made = models.with_adapter(made, self._peft)
+            if self._is_merged(made):
+                models.require_merge(made)
         if self._given.gradient_checkpointing:
             made.activation_checkpointing_enable({"use_reentrant": False})
             if self._peft is not None:
@@ -141,11 +143,15 @@ class Model(Told):
         """A folder for `from_pretrained`. An adapter is written alone, and names the folder of its model. A model whose weights
         were drawn, or changed by chance, is written with the adapter merged into it."""
         written: Any = model
-        if self._peft is not None and (self._wanted.folder is None or models.is_changed_by_chance(written)):
+        if self._peft is not None and self._is_merged(written):
             written = models.merged(written)
         written.save_pretrained(to)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(to)
+
+    def _is_merged(self, model: Any) -> bool:
+        """Whether the model is written with its adapter in it."""
+        return self._wanted.folder is None or models.is_changed_by_chance(model)
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
         if self._compute_metrics is None:

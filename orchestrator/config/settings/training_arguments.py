@@ -23,8 +23,8 @@ _TRAINING = ("pipeline", "args", "training")
 _IDLE = (
     *("output_dir", "overwrite_output_dir", "include_num_input_tokens_seen", "include_tokens_per_second"),
     *("disable_tqdm", "project", "per_device_eval_batch_size", "eval_accumulation_steps", "eval_on_start"),
-    *("eval_do_concat_batches", "eval_use_gather_object", "prediction_loss_only", "include_for_metrics"),
-    *("include_inputs_for_metrics", "save_only_model", "save_on_each_node", "save_safetensors"),
+    *("eval_do_concat_batches", "eval_use_gather_object", "prediction_loss_only"),
+    *("save_only_model", "save_on_each_node", "save_safetensors"),
     *("enable_jit_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"),
     *("full_determinism", "use_cpu", "no_cuda", "use_mps_device", "length_column_name"),
     *("torch_empty_cache_steps", "debug", "skip_memory_metrics", "do_train", "do_eval", "do_predict"),
@@ -34,8 +34,8 @@ _IDLE = (
     *("tpu_num_cores", "tpu_metrics_debug", "per_gpu_eval_batch_size", "use_legacy_prediction_loop"),
     *("fp16_backend", "fp16_opt_level", "half_precision_backend"),
     *("push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"),
-    # How Seq2SeqTrainingArguments generate, if they do.
-    *("generation_max_length", "generation_num_beams", "generation_config"),
+    # How Seq2SeqTrainingArguments generate, which they do with `predict_with_generate` alone.
+    *("generation_max_length", "generation_num_beams"),
 )
 _IDLE_KINDS = ("logging_", "log_", "hub_", "trackio_", "ddp_", "dataloader_")
 # Names that are read with others.
@@ -48,6 +48,7 @@ _WITH_OTHERS = (
 
 # The default of versions 4.
 _UNUSED_FSDP = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
+_INCLUDED = "leave it out: metrics(self, model, batch) of a subclass of Trainable has the whole batch"
 # Name -> values that change nothing here, and the remedy for any other.
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "optim_args": ((None, ""), "take the target orchestrator.adapters.transformers:Model with a section optimizer"),
@@ -88,6 +89,9 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "torch_compile_mode": ((None, "default"), "leave it out: run.compile has the default mode"),
     "sortish_sampler": ((False,), "leave it out: an epoch visits all rows in random order"),
     "predict_with_generate": ((False,), "generate in on_evaluation of a subclass of Trainable"),
+    "generation_config": ((None,), "leave it out, and put generation_config.json into the folder of the model"),
+    "include_for_metrics": ((None, []), _INCLUDED),
+    "include_inputs_for_metrics": ((None, False), _INCLUDED),
 }
 
 

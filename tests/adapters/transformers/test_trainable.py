@@ -207,6 +207,48 @@ def test_an_adapter_is_exported_alone_or_merged(drawn: bool, begins: bool | str,
         assert loaded(input_ids=tokens).logits.numpy() == pytest.approx(wanted.numpy(), abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning")
+@pytest.mark.parametrize(
+    ("adapter", "code", "named"),
+    [
+        ({"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 2}, "no-merge", "export"),
+        (
+            {"peft_type": "LORA", "r": 2, "target_modules": ["wte"]},
+            "merge-tied",
+            "wte, whose weight is that of lm_head",
+        ),
+        ({"peft_type": "LORA", "r": 2, "target_modules": ["wte", "lm_head"]}, "merge-tied", "wte"),
+    ],
+    ids=["prefix", "embedding", "both"],
+)
+def test_an_adapter_that_no_export_could_merge_is_refused_before_the_run(
+    adapter: dict[str, Any], code: str, named: str, tmp_path: Path
+) -> None:
+    """The first was refused at its export, and the export of the second was another model in silence."""
+    with refused(f"transformers.{code}", named):
+        Model(**CAUSAL_MODEL, peft=adapter).model()
+    untied: dict[str, Any] = {**tiny.CAUSAL, "config": {**tiny.CAUSAL["config"], "tie_word_embeddings": False}}
+    if code == "merge-tied":
+        Model(**{**CAUSAL_MODEL, "model": untied}, peft=adapter).model()
+    model: Any = Model(**CAUSAL_MODEL).model()
+    model.save_pretrained(tmp_path)
+    Model(**{**CAUSAL_MODEL, "model": str(tmp_path)}, peft=adapter).model()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        {**LORA, "trainable_token_indices": {"wte": [1, 2]}},
+        {"peft_type": "TRAINABLE_TOKENS", "token_indices": [1, 2], "target_modules": ["wte"]},
+        {**LORA, "modules_to_save": ["lm_head"]},
+    ],
+    ids=["tokens and layers", "tokens", "a head"],
+)
+def test_one_that_is_trained_in_all_places_of_a_tied_weight_is_none_of_these(adapter: dict[str, Any]) -> None:
+    Model(**CAUSAL_MODEL, peft=adapter).model()
+
+
 def test_smoothed_labels_are_another_loss() -> None:
     assert trained(with_training(TAGGER, label_smoothing_factor=0.1), steps=1).losses != trained(TAGGER, steps=1).losses
 
