@@ -33,10 +33,13 @@ def compose(state: ControllerState) -> Begin | str:
     if number < quorum(state):
         return f"{number} workers are ready, {quorum(state)} are needed"
     ready = [member for member in living(state, "worker") if member.ready is not None]
-    highest = top(ready)
-    holders_first = sorted(
+    highest, restores = top(ready), to_restore(state, ready)
+    holders_first = sorted(  # where nobody holds what counts, those who can restore it: one may be a spare that cannot
         ready,
-        key=lambda member: (member.progress != highest, member.progress is None, member.rank is None, member.id),
+        key=lambda member: (
+            *(restores and not member.can_restore, member.progress != highest, member.progress is None),
+            *(member.rank is None, member.id),
+        ),
     )
     workers = by_node(_seated(state, _candidates(state, holders_first)))
     all_servers = state.generation is None or state.requirements.whole

@@ -301,6 +301,16 @@ def test_a_resume_that_nobody_can_restore_says_so() -> None:
     assert "none of the 2 ready workers reaches the checkpoint of step 5" in str(play.error())
 
 
+def test_after_the_loss_of_all_state_whoever_reaches_the_checkpoint_goes_before_an_older_spare_that_does_not() -> None:
+    """Such as one on another host: the run waited for a worker, which had come, and ended."""
+    play = Play(requirements(start=1, most=1, spares=1))
+    play(Ready(0, FACTS, can_restore=True), Ready(1, FACTS), Stepped(0), CheckpointSaved(1), Died(0, "killed"))
+    assert play.state.phase == "paused"
+    (newcomer,) = [start.member for start in play.of(Start) if start.member > 1]
+    play(Ready(newcomer, FACTS, can_restore=True))
+    assert (play.begin().members, play.begin().restore) == ((newcomer,), 0)
+
+
 # ---- losing members
 
 
