@@ -86,7 +86,8 @@ def lockstep(
         computing = np.maximum(computing, times.sum(axis=1) / cores)
     whole = computing + exchange + update if played is None else played
     mean = float(times.mean())
-    waiting = float((computing - times.mean(axis=1)).mean()) / float(whole.mean()) if not cores else 0.0
+    # Rounding may make a mean larger than the largest.
+    waiting = max(0.0, float((computing - times.mean(axis=1)).mean())) / float(whole.mean()) if not cores else 0.0
     return Stepped(float(whole.mean()), float(np.median(whole)), float(whole.max()), mean, exchange, waiting)
 
 
@@ -107,7 +108,7 @@ def async_phases(
         seconds.append((took + exchange) / every)
         idle += waited
     each = np.array(seconds)
-    waiting = idle / (float(each.sum()) * every * workers)
+    waiting = max(0.0, idle) / (float(each.sum()) * every * workers)
     return Stepped(
         float(each.mean()), float(np.median(each)), float(each.max()), float(times.mean()), exchange / every, waiting
     )

@@ -33,6 +33,13 @@ def test_the_less_a_mode_waits_the_faster_it_is(workers: int, seed: int) -> None
     assert found[0] == pytest.approx(together)
 
 
+def test_equal_workers_wait_for_nobody() -> None:
+    """The mean of three tenths is larger than a tenth."""
+    times = np.full((4, 3), 0.1)
+    for found in (lockstep(ALONE, times, NOTHING), stepped(times, "bap"), stepped(times, "ssp", staleness=1)):
+        assert f"{found.waiting:.1%}" == "0.0%"
+
+
 def test_stale_synchrony_does_not_help_against_a_constant_straggler_and_a_barrierless_mode_does() -> None:
     """Ho et al., section 4: the bound only delays the wait."""
     times = np.ones((200, 4))
