@@ -609,9 +609,10 @@ def test_a_file_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, mo
     folder.mkdir()
     (folder / "digits.yaml").touch()
     (folder / "language.yaml").touch()
-    assert problems(conf=("digitz", "zzz", "./digits", "x.yml", "./"), folder=folder) == (
+    assert problems(conf=("digitz", "zzz", "", "./digits", "x.yml", "./"), folder=folder) == (
         "conf=digitz: there is no file conf/digitz.yaml; conf has digits, language; did you mean digits?",
         "conf=zzz: there is no file conf/zzz.yaml; conf has digits, language",
+        "conf= names no file; conf has digits, language",
         "conf=./digits: there is no such file",
         "conf=x.yml: there is no such file",
         ".: cannot be read: Is a directory",

@@ -332,6 +332,8 @@ def _no_such_name(key: str, name: str, folder: Path) -> str:
         return coded(
             "settings.no-files", f"{key}={name}: there is no file {folder / name}.yaml, nor any other in {folder}"
         )
+    if not name:
+        return coded("settings.no-name", f"{key}= names no file; {folder} has {', '.join(there)}")
     close = difflib.get_close_matches(name, there, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return coded(
