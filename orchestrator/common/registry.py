@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,6 +84,14 @@ class Table(dict[str, Entry]):
             raise ConfigurationError(
                 [f"{self.key}: {name} is of type {type(found).__name__}; it must be a function or a class"],
                 code="settings.variant-type",
+            )
+        takes = _most_positional(found)
+        if takes < self.given:
+            number = {1: "one parameter"}.get(self.given, f"{self.given} parameters")
+            raise ConfigurationError(
+                [f"{self.key}: {name} takes {takes} positional arguments, and {number} of it come from the run"],
+                "docs/extending.md says what it is given",
+                code="settings.variant-takes",
             )
         return found
 
@@ -204,6 +213,17 @@ def takes(function: Any, *arguments: Any) -> bool:
     except ValueError:  # it has none that Python knows
         return True
     return True
+
+
+def _most_positional(function: Callable[..., Any]) -> float:
+    """How many positional arguments it takes, as far as Python knows its parameters."""
+    try:
+        kinds = [each.kind for each in inspect.signature(function).parameters.values()]
+    except ValueError:
+        return math.inf
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return math.inf
+    return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
 
 
 @functools.cache

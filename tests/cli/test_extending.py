@@ -27,6 +27,9 @@ from orchestrator.comm.topologies import Move, listed
 count = itertools.count()
 not_callable = 3
 
+def bare():
+    return None
+
 def forgetful(workers):
     others = range(1, workers - 1)
     return listed("forgetful", workers, 0, (0,), (tuple(Move(w, 0, 0, "add") for w in others),))
@@ -110,6 +113,7 @@ REFUSED = {
     "topology=wrong:crooked": r"^topology: wrong:crooked with 1 workers raised RuntimeError: no plan \(.*wrong\.py:\d+\)",
     "topology=wrong:other": r"with 1 workers returns int; it must be an orchestrator\.comm\.topologies\.Schedule",
     "topology=wrong:not_callable": r"^topology: wrong:not_callable is of type int; it must be a function or a class",
+    "topology=wrong:bare": r"^topology: wrong:bare takes 0 positional arguments, and one parameter of it come",
     "topology=wrong:forgetfull": r"^topology: wrong has no topology 'forgetfull'; did you mean wrong:forgetful\?",
     "topology=nowhere:star": r"^topology: there is no module 'nowhere' \(modules are looked up from the working directory",
     "topology.centre=2": r"^topology\.centre: variants\.star:star has no centre; did you mean center\?",
