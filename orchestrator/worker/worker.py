@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from orchestrator.adapters import table
+from orchestrator.adapters.adapted import Told
 from orchestrator.checkpoint.stream_log import StreamLog
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.comm.transports.base import Regions
@@ -168,6 +169,8 @@ class Worker:
         with phases.of("data and model", "worker"):
             workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)
         notes = workload.begin(plan)
+        if self._callbacks is not None and isinstance(workload.pipeline, Told):
+            self._callbacks.begin(construction.course_of(plan, workload.samples.order))
         if self._services.is_first:  # one worker tells for all
             for note in notes:
                 self._services.emit({"event": "device", "why": note})

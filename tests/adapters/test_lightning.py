@@ -182,6 +182,58 @@ def test_a_scheduler_of_swa_utils_is_one_of_torch() -> None:
     assert pipeline.rate(COURSE.steps - 1) * 0.0625 == pytest.approx(0.01)
 
 
+class ByPlace(Lit):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        by_epoch = lr_scheduler.LambdaLR(optimizer, lambda _: 2.0**-self.trainer.current_epoch)
+        by_step = lr_scheduler.LambdaLR(optimizer, lambda _: 2.0**-self.trainer.global_step)
+        return [optimizer], [{"scheduler": by_step if self.steps else by_epoch, "interval": "step"}]
+
+    def __init__(self, steps: bool) -> None:
+        super().__init__()
+        self.steps = steps
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_scheduler_that_asks_the_module_for_its_place_is_tabulated(steps: bool) -> None:
+    """It was told the place of the first step for all of them, and the rate stayed in silence."""
+    pipeline = made(f"{__name__}:ByPlace", steps=steps)
+    pipeline.begin(COURSE)
+    model = pipeline.model()
+    pipeline.optimizer(model)
+    # Behind an epoch's last step it is stepped in that epoch.
+    expected = range(8) if steps else [0, 0, 0, 0, 0, 1, 1, 1]
+    assert [pipeline.rate(step) for step in range(8)] == [2.0**-each for each in expected]
+    assert (model.trainer.global_step, model.trainer.current_epoch) == (0, 0)
+
+
+class OfAnEpoch(Lit):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        self.log("epoch", self.trainer.current_epoch)
+        self.log("step", self.trainer.global_step)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("epoch", self.trainer.current_epoch)
+
+
+def test_an_evaluation_behind_an_epoch_is_of_that_epoch() -> None:
+    """It was of the next one, so what follows from the epoch, as the weight of a loss, had another value than in a Trainer."""
+    pipeline = made(f"{__name__}:OfAnEpoch")
+    pipeline.begin(COURSE)
+    train, _ = pipeline.datasets()
+    model = pipeline.model()
+    batch = pipeline.collate([train[index] for index in range(10)])
+    found = []
+    for updates in (0, 3, 4, 5, 8):
+        pipeline.at(updates)
+        in_training = model.trainer.current_epoch
+        numbers = pipeline.metrics(model.eval(), batch)
+        at_the_end = pipeline.on_evaluation(updates - 1, {}, model)
+        found.append((updates, in_training, *(int(numbers[name]) for name in ("step", "epoch")), at_the_end["epoch"]))
+        pipeline.loss(model.train(), batch)
+    assert found == [(0, 0, 0, 0, 0), (3, 0, 3, 0, 0), (4, 1, 4, 0, 0), (5, 1, 5, 1, 1), (8, 2, 8, 1, 1)]
+
+
 @pytest.mark.slow
 def test_schedulers_are_tabulated() -> None:
     pipeline = made()
@@ -355,6 +407,14 @@ class AtTheEnd(Lit):
         self.log("hits", self.hits.compute())
 
 
+class MetricAtTheEnd(Lit):
+    temperature = 0.5
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("hits", self.hits)
+        self.log("temperature", self.temperature)
+
+
 class Gathering(Lit):
     """Lightning's own pattern since its version 2, and counts of two kinds."""
 
@@ -398,6 +458,7 @@ CODES = {
     "Asking": "use",
     "Median": "reduction",
     "AtTheEnd": "metric-at-the-end",
+    "MetricAtTheEnd": "metric-at-the-end",
     "Gathering": "gathered",
     "NeedsWidth": "args",
     "Nothing": "no-training-step",
@@ -412,6 +473,7 @@ CODES = {
         ("Asking", ["self.logger", "self.trainer.limit_val_batches"]),
         ("Median", ["'middle'"]),
         ("AtTheEnd", ["self.hits"]),
+        ("MetricAtTheEnd", ["self.hits"]),
         ("Gathering", ["self.outs", "self.right", "self.rows"]),
         ("NeedsWidth", ["width"]),
         ("Nothing", ["training_step"]),

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from orchestrator import Pipeline
+from orchestrator.adapters.adapted import Course
+from orchestrator.adapters.adapted import Told as AToldPipeline
 from orchestrator.cluster.forkserver.children import child
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
@@ -169,3 +171,37 @@ def test_training_waits_for_no_call_and_what_is_too_much_is_left_out(
     assert left_out[7] == "it had not returned after 0.5 s (cluster.step_timeout_s)"
     assert left_out[5] == left_out[6] == "it was left out"
     assert "failed" not in told.calls[0]
+
+
+class OfARun(AToldPipeline):
+    """It is told of its run, as what an adapter has made."""
+
+    epoch = 0
+
+    def begin(self, course: Course) -> list[str]:
+        self.epoch = course.epoch
+        return []
+
+    def model(self) -> nn.Module:
+        return nn.Linear(2, 1)
+
+    def datasets(self) -> tuple[Any, None]:
+        return DATA, None
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0]).sum()
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float], model: nn.Module) -> Any:  # noqa: ARG002
+        return {"epoch": (step + 1) // self.epoch}
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_pipeline_of_another_framework_is_told_of_the_run_there_too(told: Told) -> None:
+    """A module asked for its epoch in on_validation_epoch_end, and it was 0 at each evaluation."""
+    settings = {"run": {"steps": 9}, "pipeline": {"target": f"{__name__}:OfARun"}, "optimizer": "sgd"}
+    calls = Callbacks(resolve(load([settings], [])), told, child)
+    calls.begin(Course(9, 3, 10, "constant"))
+    calls.call(5, {}, nn.Linear(2, 1).state_dict())
+    calls.finish(nothing, 200)
+    calls.close()
+    assert [entry.get("metrics") for entry in told.entries if "step" in entry] == [{"epoch": 2.0}]

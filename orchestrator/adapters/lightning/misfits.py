@@ -249,6 +249,12 @@ def _reductions(module: Reading, name: str) -> Iterator[str]:
 def _at_the_end(module: Reading, name: str) -> Iterator[str]:
     """In on_validation_epoch_end no metric has seen a batch."""
     told = set()
+    calls = (
+        node for each in module.through("validation_step") for node in ast.walk(each) if isinstance(node, ast.Call)
+    )
+    fed = {
+        ast.unparse(call.func).removesuffix(".update") for call in calls
+    }  # no other is a metric that has seen a batch
     for function in module.through("on_validation_epoch_end"):
         for node in ast.walk(function):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
@@ -256,7 +262,7 @@ def _at_the_end(module: Reading, name: str) -> Iterator[str]:
             if node.func.attr == "compute" and ast.unparse(node.func.value).startswith("self."):
                 told.add(ast.unparse(node.func.value))
         for _, call in logged([function]):
-            told |= {ast.unparse(part) for part in call.args[1:2] if isinstance(part, ast.Attribute)}
+            told |= {ast.unparse(part) for part in call.args[1:2] if isinstance(part, ast.Attribute)} & fed
     for what in sorted(told):
         yield coded(
             "lightning.metric-at-the-end",

@@ -210,11 +210,15 @@ class Optimizes(ModulePipeline):
 
     def optimizer(self, model: Any) -> torch.optim.Optimizer:
         assert self._course is not None
+        self._trainer.global_step, self._trainer.stage = 0, "training"
         optimizer, schedulers = schedules.optimizer_of(model.configure_optimizers(), self._course)
         if not isinstance(optimizer, torch.optim.Optimizer):
             return optimizer  # type: ignore[no-any-return]
         rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self._factors = schedules.factors(optimizer, schedulers, self._course)
+        try:
+            self._factors = schedules.factors(optimizer, schedulers, self._course, self._behind)
+        finally:
+            self._trainer.global_step, self._trainer.stage = 0, "training"
         watching = schedules.plateau(schedulers, rates)
         self.follows_settings = watching is not None
         if watching is not None and self._course.schedule != plateaus.NAME:
@@ -230,6 +234,10 @@ class Optimizes(ModulePipeline):
     def notes(self) -> list[str]:
         taken = [] if self.plateau is None else [f"ReduceLROnPlateau is recorded as {plateaus.said(self.plateau)}"]
         return [*super().notes(), *taken]
+
+    def _behind(self, step: int) -> None:
+        """The module asks for its place as its schedulers are stepped behind this step."""
+        self._trainer.global_step, self._trainer.stage = step + 1, "scheduling"
 
     def _take(self, watching: Mapping[str, Any]) -> None:
         """The launch takes the schedule into its settings. In a worker it is too late for that: then the launch could not build

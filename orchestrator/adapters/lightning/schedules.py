@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -121,9 +121,15 @@ def plateau(schedulers: Sequence[_Scheduler], rates: Sequence[float]) -> Mapping
     return None if found is None else plateaus.options(found.scheduler, found.monitor, rates)
 
 
-def factors(optimizer: torch.optim.Optimizer, schedulers: Sequence[_Scheduler], course: Course) -> list[float] | None:
+def factors(
+    optimizer: torch.optim.Optimizer,
+    schedulers: Sequence[_Scheduler],
+    course: Course,
+    behind: Callable[[int], None] = lambda _: None,
+) -> list[float] | None:
     """For each step of the run; None where no scheduler says, or one that watches a metric. The optimizer has afterwards the
-    rates that the factors multiply. Raises ConfigurationError with all that does not fit."""
+    rates that the factors multiply. behind: hears of each step before schedulers are stepped for it, since a factor may follow
+    from the module's own place. Raises ConfigurationError with all that does not fit."""
     found = [*problems(schedulers, course)]
     tabulated = [each for each in schedulers if isinstance(each.scheduler, LRScheduler) and not each.watches]
     tabulated = [each for each in tabulated if each.interval in ("step", "epoch") and not each.by_metric]
@@ -132,7 +138,7 @@ def factors(optimizer: torch.optim.Optimizer, schedulers: Sequence[_Scheduler], 
         _restore(optimizer, [_rate(group) for group in optimizer.param_groups])
         return None
     bases = [float(group.get("initial_lr", _rate(group))) for group in optimizer.param_groups]
-    rates, changed = _tabulated(optimizer, tabulated, course)
+    rates, changed = _tabulated(optimizer, tabulated, course, behind)
     if changed is not None:
         found.append(
             coded(
@@ -163,7 +169,7 @@ def _refuse(found: Sequence[str]) -> None:
 
 
 def _tabulated(
-    optimizer: torch.optim.Optimizer, schedulers: Sequence[_Scheduler], course: Course
+    optimizer: torch.optim.Optimizer, schedulers: Sequence[_Scheduler], course: Course, behind: Callable[[int], None]
 ) -> tuple[list[list[float]], str | None]:
     """The rates of the groups at each step; another option that the schedulers change."""
     rates: list[list[float]] = []
@@ -172,6 +178,7 @@ def _tabulated(
         warnings.simplefilter("ignore")  # that no step of the optimizer came before
         for step in range(course.steps):
             rates.append([_rate(group) for group in optimizer.param_groups])
+            behind(step)
             for each in _due(schedulers, step, course.epoch):
                 each.scheduler.step()
     changed = _other_options(optimizer)

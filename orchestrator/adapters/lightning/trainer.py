@@ -20,7 +20,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self.datamodule: Any = None
-        self.stage = "training"  # or "validating"
+        self.stage = "training"  # or "validating"; "scheduling" while a scheduler is stepped behind an update
         self.callback_metrics: dict[str, Any] = {}
         self.global_step = 0
         self.sanity_checking = self.barebones = False
@@ -46,7 +46,7 @@ class Trainer:
 
     @property
     def training(self) -> bool:
-        return self.stage == "training"
+        return self.stage != "validating"
 
     @property
     def validating(self) -> bool:
@@ -71,7 +71,9 @@ class Trainer:
 
     @property
     def current_epoch(self) -> int:
-        return 0 if self._course is None else self.global_step // self._course.epoch
+        """An evaluation and a scheduler behind an epoch's last step are of that epoch still."""
+        step = self.global_step if self.stage == "training" else max(0, self.global_step - 1)
+        return 0 if self._course is None else step // self._course.epoch
 
     @property
     def batch_index(self) -> int:

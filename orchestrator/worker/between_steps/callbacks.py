@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from orchestrator.adapters import table
+from orchestrator.adapters.adapted import Course, Told
 from orchestrator.adapters.source import Source
 from orchestrator.common.child import Child, Messages, Start, Started, parent
 from orchestrator.config.plan import Plan
@@ -52,6 +53,7 @@ class Recipe:
     seed: int
     threads: int
     arithmetic: determinism.Arithmetic
+    course: Course | None = None  # of the run, for a pipeline that is told of it
 
 
 class _Call(NamedTuple):
@@ -79,6 +81,10 @@ class Callbacks:
         self._closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+
+    def begin(self, course: Course) -> None:
+        """Have the pipeline of the calls told of the run. Before the first call."""
+        self._recipe = replace(self._recipe, course=course)
 
     def call(self, step: int, metrics: Mapping[str, float], state: Mapping[str, torch.Tensor]) -> None:
         """Have `on_evaluation` called with a copy of this state, and go on."""
@@ -203,6 +209,8 @@ class _Caller:
         self._seed = recipe.seed
         kind = table.find(recipe.source)
         self._pipeline: Pipeline = construction.make_pipeline(kind, recipe.source.args, recipe.seed)
+        if isinstance(self._pipeline, Told) and recipe.course is not None:
+            self._pipeline.begin(recipe.course)
         self._model: torch.nn.Module | None = None
 
     def __call__(self, call: _Call) -> dict[str, float]:
@@ -251,7 +259,8 @@ def _serve(worker: Messages) -> None:
     if first is None:
         return
     told = pickle.loads(first)
-    recipe = Recipe(Source.of(told.pop("source")), **told)
+    source, course = Source.of(told.pop("source")), told.pop("course")
+    recipe = Recipe(source, **told, course=None if course is None else Course(**course))
     determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
     calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
 
