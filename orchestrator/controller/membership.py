@@ -41,7 +41,7 @@ def compose(state: ControllerState) -> Begin | str:
             *(member.rank is None, member.id),
         ),
     )
-    workers = by_node(_seated(state, _candidates(state, holders_first)))
+    workers = by_node(_seated(state, _with_writer(state, _candidates(state, holders_first), holders_first)))
     all_servers = state.generation is None or state.requirements.whole
     servers = staying(state, "server")
     if all_servers and len(servers) < state.requirements.members.servers:
@@ -94,6 +94,22 @@ def _candidates(state: ControllerState, ready: Sequence[Member]) -> Sequence[Mem
     if _keeps_shard_state(state, ready):
         return ready[:most]
     return [ready[0], *(member for member in stay if member is not ready[0]), *_leaving(ready[1:])][:most]
+
+
+def _with_writer(state: ControllerState, chosen: Sequence[Member], ready: Sequence[Member]) -> Sequence[Member]:
+    """The same, with one that writes checkpoints in the place of the last one, where none of them does. The first one has the
+    state."""
+    writer = next((member for member in ready if member.can_restore), None)
+    if writer is None or not lacks_writer(state, chosen):
+        return chosen
+    return [*chosen[:-1], writer]
+
+
+def lacks_writer(state: ControllerState, workers: Sequence[Member]) -> bool:
+    """Whether none of these writes checkpoints, and one may take the place of another. Pipelines with stages and sites have
+    fixed places."""
+    fixed = state.requirements.members.stages > 1 or bool(state.requirements.sites)
+    return len(workers) > 1 and not fixed and not any(member.can_restore for member in workers)
 
 
 def _leaving(members: Iterable[Member]) -> list[Member]:

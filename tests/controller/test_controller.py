@@ -311,6 +311,20 @@ def test_after_the_loss_of_all_state_whoever_reaches_the_checkpoint_goes_before_
     assert (play.begin().members, play.begin().restore) == ((newcomer,), 0)
 
 
+def test_a_newcomer_that_writes_checkpoints_takes_the_place_of_one_that_does_not_where_nobody_does() -> None:
+    """A spare on another host had the place of the only one that did, and no checkpoint was written any more."""
+    play = Play(requirements(spares=1))
+    play(Ready(0, FACTS, can_restore=True), Ready(1, FACTS), Ready(2, FACTS), Stepped(0))
+    play(Died(0, "killed"), left(1, 1))
+    assert play.begin().members == (1, 2)
+    play(Ready(3, FACTS, can_restore=True))
+    assert play.of(Ask) == [Ask(1, "regroup")]
+    play(left(1, 2, "regroup", 1), left(2, 2, "regroup", 1))
+    assert (play.begin().members, play.begin().state_transfers) == ((1, 3), ((0, 1),))
+    play(Ready(4, FACTS, can_restore=True))
+    assert len(play.of(Ask)) == 1, "one is enough"
+
+
 # ---- losing members
 
 

@@ -17,6 +17,7 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.records import lines
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
+from tests.driver.test_member_directory import begin, directory
 
 MOVED = Shift("0[1]", 0.7, 0.3, 0.0, drifted=True, text="0[1]: median 1 -> 2")
 
@@ -210,3 +211,21 @@ def test_files_are_copied_at_checkpoints_more_seldom_where_that_takes_long(
         tracker.upload_s += 5.0 if len(copied) > before and now[0] >= 80.0 else 0.0
     record.journal.close()
     assert copied == [30.0, 60.0, 90.0, 190.0, 290.0]
+
+
+def test_the_terminal_is_told_when_nobody_writes_checkpoints_any_more_and_when_somebody_does_again(
+    tmp_path: Path,
+) -> None:
+    shown: list[str] = []
+    record: Any = SimpleNamespace(tracker=SimpleNamespace(metrics=lambda *_: None), journal=LineFile(tmp_path / "j"))
+    progress: Any = SimpleNamespace(say=shown.append, start=lambda _: None)
+    sink, changes = EventSink(record, Audience(progress)), {"shards": ((0, 1), (2, 3)), "state_transfers": ()}
+    told = []
+    for members in ((3, 5), (5, 9), (5, 9), (3, 5)):  # 3 is on the driver's machine
+        sink.begins(directory().generation(begin(members=members, nodes=(0, 1), **changes), None))
+        told.append(len(shown))
+    record.journal.close()
+    assert told == [0, 1, 1, 2]
+    assert shown[0].startswith("warning: no worker runs on this machine any more")
+    assert shown[0].endswith("the newest holds 0 steps")
+    assert shown[1] == "note: a worker runs on this machine again, and writes checkpoints"

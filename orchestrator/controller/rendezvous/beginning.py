@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.common.control_groups import killer_in_words
 from orchestrator.controller.decision import Decision
 from orchestrator.controller.events import Begin, CardFailed, Ready
-from orchestrator.controller.membership import compose, disagreement
+from orchestrator.controller.membership import compose, disagreement, lacks_writer
 from orchestrator.controller.rendezvous import card_failures
 from orchestrator.controller.rendezvous.formation import ask, become_spare, begin, form
 from orchestrator.controller.rendezvous.scaling import RETRY_S, start_failed
@@ -50,7 +50,7 @@ def ready(decision: Decision, event: Ready) -> None:
         decision.set(since=now)
         if decision.state.members.count("worker", ready=True) >= quorum(decision.state):
             form(decision)
-    elif _is_missing(decision.state, member):
+    elif _is_missing(decision.state, member) or (event.can_restore and _lacks_writer(decision.state)):
         decision.update(member.id, joins=True)
         ask(decision, "regroup", f"{member.name} is ready to join after {now - member.asked:.1f} s")
     else:
@@ -62,6 +62,13 @@ def _is_missing(state: ControllerState, member: Member) -> bool:
     if member.role == "worker":
         return room(state) > state.members.count("worker", joins=True)
     return True  # servers are never started in excess
+
+
+def _lacks_writer(state: ControllerState) -> bool:
+    """Whether no worker of the present generation writes checkpoints, and none that does is about to join."""
+    workers = [member for member in living(state, "worker") if member.rank is not None]
+    joining = [member for member in living(state, "worker") if member.joins]
+    return lacks_writer(state, workers) and not any(member.can_restore for member in joining)
 
 
 def _begin_first(decision: Decision) -> None:

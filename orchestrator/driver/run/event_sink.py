@@ -44,6 +44,8 @@ _NO_CHECKPOINTS = (
     "all nodes reach"
 )
 
+_NO_MORE_CHECKPOINTS = "no worker runs on this machine any more, and until one does no checkpoint is written"
+
 
 @dataclass(frozen=True)
 class Audience:
@@ -87,6 +89,7 @@ class EventSink:
         self._counted_at = time.monotonic()  # when it was said last how many workers are ready
         self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
         self._hosted_first: tuple[int, ...] = ()  # shards of each worker, until their speed was looked at
+        self._writes = True  # whether members of the generation write checkpoints
         self._first = 0  # step of the first line of the trace
         self.outcome = RunOutcome()
 
@@ -328,6 +331,11 @@ class EventSink:
             self._progress.start(steps)
             if not generation.writers:
                 self._progress.say(_NO_CHECKPOINTS)
+        elif bool(generation.writers) != self._writes:
+            again = "note: a worker runs on this machine again, and writes checkpoints"
+            saved = f"the newest holds {self.outcome.checkpoint or 0} steps"
+            self._progress.say(again if generation.writers else f"warning: {_NO_MORE_CHECKPOINTS}; {saved}")
+        self._writes = bool(generation.writers)
 
     def lines(self, change: Change) -> None:
         """Record new lines of the trace, in order."""
