@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -11,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.config.settings import load, to_yaml
+from orchestrator.config.settings import load, shown, to_yaml
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError
 from orchestrator.optim.privacy import secret
 from orchestrator.provenance.code import checkout
-from orchestrator.provenance.tracking import Past
+from orchestrator.provenance.tracking import Past, names
 from tests.products import thinned
 from tests.refusals import refused
 
@@ -57,6 +58,28 @@ def test_another_topology_leaves_the_options_of_the_recorded_one_behind(recorded
     settings = recorded.settings(["cluster.workers=3", override])
     assert (settings.topology.name, "servers" in settings.topology.options) == ("tree", False)
     assert recorded.settings(["topology=parameter_server", "topology.servers=1"]).topology.options == {"servers": 1}
+
+
+@pytest.mark.parametrize("ask", [Recorded.require_readable, Recorded.require], ids=["a-resume", "a-rerun"])
+def test_settings_that_were_changed_by_hand_are_named(tmp_path: Path, ask: Callable[[Recorded], None]) -> None:
+    """The run went on with these, and its rerun was told to have diverged."""
+    files = RunFolder(tmp_path, PAST.run_id)
+    for name, content in WHOLE.items():
+        (files.path / name).write_text(content)
+    settings = load([RUN], ["pipeline.args={sizes: [1, 2], old: 3}", "cluster.workers=2", "run.note=first"])
+    written = to_yaml(settings, public=True)
+    files.settings.write_text(written)
+    then = {key: names.parameter(value) for key, value in shown(settings).items()}
+    past = replace(PAST, settings=then, settings_sha256=hashlib.sha256(written.encode()).hexdigest())
+    recorded = Recorded(past, files)
+    ask(recorded)
+    files.settings.write_text(written.replace("workers: 2", "workers: 1").replace("note: first", "note: second"))
+    ask(recorded)  # of the execution
+    files.settings.write_text(written.replace("lr: 0.1", "lr: 0.2").replace("old: 3", "new: null"))
+    changed = "optimizer.lr was 0.1 and is 0.2, pipeline.args.new was not there and is null, pipeline.args.old was 3"
+    with refused("record.settings-changed", changed):
+        ask(recorded)
+    ask(Recorded(replace(past, settings_sha256=None), files))  # of an earlier version
 
 
 def test_an_argument_that_is_not_a_number_stays_as_it_was(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report import description
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
-from orchestrator.provenance.tracking import LABEL, Store, Tracker, is_server, orphaned
+from orchestrator.provenance.tracking import LABEL, SETTINGS, Store, Tracker, is_server, orphaned
 from orchestrator.provenance.tracking.store import USER, user
 from orchestrator.records import phases
 from orchestrator.records.loggers import LoggedRun
@@ -53,13 +54,15 @@ def open_record(
         sent = unsent.send(store)  # before orphans are looked for: a run that is not told as ended looks like one
         orphans = store.mark_orphans(experiment_id, partial(is_driven, folder))
         tracker = Tracker.create(store, experiment_id, name_in_store(settings), every_s=settings.tracking.every_s)
-        tracker.describe(shown(settings), {**_tags(settings, provenance), **tags})
+        written = to_yaml(settings, public=True)
+        as_written = {SETTINGS: hashlib.sha256(written.encode()).hexdigest()}
+        tracker.describe(shown(settings), {**_tags(settings, provenance), **as_written, **tags})
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
     unfinished = files.settings.with_suffix(".unfinished")
     try:
-        unfinished.write_text(to_yaml(settings, public=True), encoding="utf-8")
+        unfinished.write_text(written, encoding="utf-8")
         unfinished.rename(files.settings)  # a part of it would be read as the whole
     except OSError as error:
         unfinished.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,20 +11,21 @@ from typing import Any
 
 from orchestrator.comm.synchronization import build_mode
 from orchestrator.common.registry import is_reference
-from orchestrator.config.settings import InitialSettings, Settings, determining, flat, kept
+from orchestrator.config.settings import InitialSettings, Settings, determining, flat, kept, shown
 from orchestrator.driver import copies
 from orchestrator.driver.folders import RunFolder, has_begun
 from orchestrator.driver.preflight.private import COMMITMENT, commitment_in, of_record
-from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
+from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError, few
 from orchestrator.optim.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict
-from orchestrator.provenance.tracking import Past, Store
+from orchestrator.provenance.tracking import Past, Store, names
 from orchestrator.records import barriers, bounded_json, lines
 from orchestrator.records.comparison import LISTING, Run
 from orchestrator.records.identity import same
 from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.input_audit import from_dict as from_reads
 
+_SHOWN = 3  # changed settings in a sentence
 _RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
 
 
@@ -111,6 +113,7 @@ class Recorded:
         if not missing:
             with self.readable():
                 self._require_whole()
+                self._require_own_settings()
         if missing:
             why = "" if self.files.bundle.exists() else self.code.get("unrecorded", "")
             git = (
@@ -139,8 +142,29 @@ class Recorded:
                 "launch it again",
                 code="record.no-settings",
             )
+        self._require_own_settings()
         for file in (files.environment, files.code, files.data, files.input_audit, files.identity, files.privacy):
             _read(file)
+
+    def _require_own_settings(self) -> None:
+        """Raises NotRerunnable where somebody has changed what determines the result since the run began: its steps would seem
+        to come of other settings than they do."""
+        recorded, then = self.past.settings_sha256, self.past.settings
+        if recorded is None or not then or hashlib.sha256(self.files.settings.read_bytes()).hexdigest() == recorded:
+            return
+        now = {key: names.parameter(value) for key, value in shown(self.held).items()}
+        keys = sorted({*determining(self.held), *({*then} - {*now})})
+        changed = [
+            f"{key} was {then.get(key, 'not there')} and is {now.get(key, 'not there')}"
+            for key in keys
+            if now.get(key) != then.get(key)
+        ]
+        if changed:
+            raise NotRerunnable(
+                f"{self.files.settings} was changed after the run began: {few(changed, _SHOWN)}",
+                "put that back; begin=RUN_ID@STEP begins a new run with other settings, at a checkpoint of this one",
+                code="record.settings-changed",
+            )
 
     def require_begun(self) -> None:
         """Raises NotRerunnable for a run that ended before its code was kept: nothing was computed, and whoever went on with it

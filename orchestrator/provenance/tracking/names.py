@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from typing import Any
 
 from orchestrator.errors import coded
 
@@ -55,6 +56,11 @@ def is_cut(found: str) -> bool:
 def text(value: str) -> str:
     """A value that every store takes: what is no text is written as Python escapes it."""
     return value.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def parameter(value: Any) -> str:
+    """The value of a parameter, as text."""
+    return "null" if value is None else text(str(value))
 
 
 def of_logged_model(name: str) -> str:

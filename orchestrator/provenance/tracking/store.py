@@ -53,6 +53,7 @@ USER = "mlflow.user"
 PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
 KIND = "orchestrator.kind"
 TRACE = "trace.root"  # the head of the Merkle tree of its trace
+SETTINGS = "settings_sha256"  # of the file of its settings, as the launch wrote it
 LABEL = "tag."  # begins a label of the user's, `run.tags`, so that none takes the place of one of the record's own
 DIGEST_OF_BEST = "best_digest"  # of a run whose model is not that of its last step, whose digest is the other one
 EXECUTION = "system/"  # begins a metric that says how a run was executed: MLflow's pages have those apart from results
@@ -83,6 +84,7 @@ class Past:
     labels: dict[str, str] = field(default_factory=dict)  # of `run.tags`, by name
     best: str | None = None  # the digest of its model, where that is not the last one; None where it is
     trace: str | None = None  # the head of the Merkle tree of its trace; None where none is recorded
+    settings_sha256: str | None = None  # of the file of its settings, as the launch wrote it; None of older ones
     is_orphan: bool = False  # whether the store says that it runs, though its driver on this machine is gone
     is_driven_here: bool = False  # whether its driver is a living process of this machine
 
@@ -462,6 +464,7 @@ def _past(row: tables.RunRow) -> Past:
         digest=tags.get("digest"),
         best=tags.get(DIGEST_OF_BEST),
         trace=tags.get(TRACE),
+        settings_sha256=tags.get(SETTINGS),
         is_orphan=row.status == "RUNNING" and _is_orphan(tags),
         is_driven_here=row.status == "RUNNING" and _is_here(tags) and not _is_orphan(tags),
         rerun_of=tags.get("rerun_of"),

@@ -119,7 +119,7 @@ class Tracker:
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""
-        params = [Param(self._key(key), _text(value)) for key, value in parameters.items()]
+        params = [Param(self._key(key), names.parameter(value)) for key, value in parameters.items()]
         labels = [RunTag(self._key(key), names.text(value)) for key, value in tags.items()]
         for start in range(0, max(len(params), len(labels)), 100):
             part = slice(start, start + 100)
@@ -408,10 +408,6 @@ def _point(key: str, step: int, value: float) -> Point:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else names.text(str(value))
 
 
 def _named(item: Item) -> str:
