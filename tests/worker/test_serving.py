@@ -182,6 +182,26 @@ def test_an_algorithm_that_is_not_deterministic_still_only_warns_where_it_did() 
         torch.set_deterministic_debug_mode(before)
 
 
+class Uncertain(Pipeline):
+    """Draws with dropout, and leaves the model so."""
+
+    def predict(self, model: nn.Module, inputs: Any) -> Any:
+        if float(inputs.sum()) < 0:
+            return model.train()(inputs)
+        return model(inputs)
+
+
+def test_a_model_that_predict_has_left_in_training_mode_answers_in_evaluation_mode() -> None:
+    """So a request changed the answers to all that came after it."""
+    model = nn.Sequential(nn.Linear(2, 64), nn.Dropout(0.5), nn.Linear(64, 1))
+    served_model = served.Served(Uncertain(), model)
+    rows = numpy.ones((8, 2))
+    before = served_model.predict(rows)
+    served_model.predict(-rows)
+    assert not served_model.get_raw_model().training
+    assert bits(served_model.predict(rows)) == bits(before)
+
+
 class Odd(Plain):
     """Answers with tensors that numpy has no word for, or that are not written out."""
 

@@ -81,7 +81,10 @@ class Served:
             ) from None
 
     def _call(self, inputs: Any) -> Any:
-        return self._pipeline.predict(self._model, inputs)
+        try:
+            return self._pipeline.predict(self._model, inputs)
+        finally:
+            self._model.eval()  # one that drew with dropout, and then raised, would have the next answers drawn
 
     def get_raw_model(self) -> torch.nn.Module:
         return self._model
