@@ -243,6 +243,14 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and NO_MEMORY in str(error)
 
 
+def is_out_of_threads(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
+OF_THREADS = (
+    "let it have more processes and threads (ulimit -u; pids.max of its control group: --pids-limit of docker, TasksMax of "
+    "systemd, podPidsLimit of Kubernetes), or use fewer workers on a machine"
+)
 OF_DESCRIPTORS = "let processes have more open files (ulimit -n), or use fewer workers on a machine"
 
 

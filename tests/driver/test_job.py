@@ -6,6 +6,7 @@ import contextlib
 import errno
 import resource
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Job
 from orchestrator.driver.run.startup import RunStart, requirements
 from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.errors import RunFailed
 
 
 class Record:
@@ -50,15 +52,32 @@ class Record:
         return outcome
 
 
-def complete(record: Record, monkeypatch: pytest.MonkeyPatch) -> tuple[str, RunOutcome]:
+def complete(
+    record: Record,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., RunOutcome] = lambda *_: RunOutcome(steps=1, digest="4a4d"),
+) -> tuple[str, RunOutcome]:
     settings = load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], [])
     plan = resolve(settings)
     opening: Future[Any] = Future()
     opening.set_result(record)
     display: Any = SimpleNamespace(close=lambda: None, say=lambda _: None)
-    monkeypatch.setattr(Job, "_run", lambda *_: RunOutcome(steps=1, digest="4a4d"))
+    monkeypatch.setattr(Job, "_run", run)
     job = Job(settings, plan, Path(), Audience(display), PendingSignal())
     return job.complete(opening, RunStart(requirements(plan, checkpoint=None)))
+
+
+def test_a_driver_that_may_start_no_further_thread_says_which_limits_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with a traceback."""
+
+    def no_threads(*_: object) -> RunOutcome:
+        raise RuntimeError("can't start new thread")
+
+    record = Record(OSError(errno.ENOSPC, "No space left on device"))
+    _, outcome = complete(record, monkeypatch, no_threads)
+    assert isinstance(outcome.error, RunFailed)
+    assert (outcome.error.code, record.closed) == ("run.no-threads", [outcome])
+    assert "pids.max" in outcome.error.remedy
 
 
 def test_a_fault_of_ours_leaves_no_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ from orchestrator.driver.run.parameter_inspection import ParameterInspection
 from orchestrator.driver.run.session import Session
 from orchestrator.driver.run.startup import NodeCheck, RunStart, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
-from orchestrator.driver.run.unrecorded import unrecorded
+from orchestrator.driver.run.unrecorded import unrecorded, without_threads
 from orchestrator.driver.supervision import Supervision, headless, remote_failover, supervisor, taken_over
 from orchestrator.driver.supervision.leader_lease import hold_lease
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
@@ -83,6 +83,7 @@ from orchestrator.errors import (
     OrchestratorError,
     RunFailed,
     WorkerLost,
+    is_out_of_threads,
 )
 from orchestrator.numerics import determinism
 from orchestrator.optim.privacy.secret import Secret
@@ -143,8 +144,11 @@ class Job:
         except OSError as error:
             outcome = RunOutcome(workers=plan.cluster.members.start, error=unrecorded(error))
         except BaseException as error:
-            opening.result().close(RunOutcome(error=RunFailed(f"{type(error).__name__}: {error}", code="run.failed")))
-            raise
+            if not is_out_of_threads(error):
+                why = RunFailed(f"{type(error).__name__}: {error}", code="run.failed")
+                opening.result().close(RunOutcome(error=why))
+                raise
+            outcome = RunOutcome(workers=plan.cluster.members.start, error=without_threads())
         finally:
             display.close()
         record = opening.result()

@@ -1,10 +1,10 @@
-"""The driver meets the operating system: an OSError that nobody has foreseen ends a run with one message."""
+"""The driver meets the operating system: a refusal that nobody has foreseen ends a run with one message."""
 
 from __future__ import annotations
 
 import traceback
 
-from orchestrator.errors import OF_DESCRIPTORS, RunFailed, is_out_of_descriptors
+from orchestrator.errors import OF_DESCRIPTORS, OF_THREADS, RunFailed, is_out_of_descriptors
 
 
 def unrecorded(error: OSError) -> RunFailed:
@@ -15,4 +15,14 @@ def unrecorded(error: OSError) -> RunFailed:
         OF_DESCRIPTORS if is_out_of_descriptors(error) else "see to the run's folder and its disk",
         traceback.format_exc(),
         code="run.driver-failed",
+    )
+
+
+def without_threads() -> RunFailed:
+    """The error where this process may start no further thread. Called while the exception is being handled."""
+    return RunFailed(
+        "the driver could not go on: it may start no further thread",
+        OF_THREADS,
+        traceback.format_exc(),
+        code="run.no-threads",
     )
