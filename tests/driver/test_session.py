@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import re
 import shutil
 import sys
@@ -24,6 +25,7 @@ from orchestrator.cluster.actors.members import ActorPlacement, MemberMessage
 from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.reservation import Node
+from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.controller.checking import Verdict
@@ -186,6 +188,7 @@ def play(
     draining: Callable[[], Mapping[str, float | None]] = dict,
     tick: Callable[[], None] = lambda: None,
     node_check: NodeCheck = lambda _node, _in_copy: None,
+    oom_kills: int | None = None,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
@@ -252,7 +255,7 @@ def play(
     event_sink = EventSink(record, Audience(progress))
     directory = MemberDirectory(plan.exchange, "n", "a folder", everywhere=False)
     session = Session(startup, directory, Saving(catalog or without_checkpoints()), event_sink)
-    session.run(pending_signal, lambda: trouble, draining)
+    session.run(pending_signal, lambda: trouble, draining, lambda: Diagnosis(oom_kills=oom_kills))
     for file in (journal, *record.history):
         file.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
@@ -586,6 +589,19 @@ def test_a_run_whose_ray_is_gone_ends(tmp_path: Path) -> None:
     assert isinstance(outcome.error, ClusterUnavailable)
     assert "the raylet has ended" in str(outcome.error)
     assert "out-of-memory" not in str(outcome.error)
+
+
+@pytest.mark.parametrize(("kills", "said"), [(2, "the kernel's out-of-memory killer has ended 2 processes"), (0, "if")])
+def test_a_start_that_stalls_tells_of_the_out_of_memory_killer_where_it_was_at_work(
+    tmp_path: Path, kills: int, said: str
+) -> None:
+    """It said to look whether the machine is busy."""
+    nothing_new = itertools.repeat(entries(0))
+    outcome = play(tmp_path, nothing_new, more=["cluster.start_timeout_s=0.1"], oom_kills=kills).outcome
+    assert isinstance(outcome.error, ClusterUnavailable)
+    assert outcome.error.code == "worker.no-progress"
+    assert outcome.error.remedy.startswith(said)
+    assert "if the machine is busy" in outcome.error.remedy
 
 
 def test_a_run_that_is_being_stopped_when_its_ray_goes_ends_as_stopped(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from orchestrator.cluster.actors.members import MemberMessage
 from orchestrator.cluster.actors.post_mortem import PostMortem
 from orchestrator.cluster.sessions.diagnosis import Diagnosis
 from orchestrator.common import injection
+from orchestrator.common.control_groups import killer_in_words
 from orchestrator.controller import controller, events, fault_attribution
 from orchestrator.controller.rendezvous import card_failures
 from orchestrator.controller.state import waiting
@@ -572,6 +573,12 @@ class Session:
         if isinstance(error, Stalled) and self._stood_at is not None:
             error = Stalled(
                 f"{error.message}; the last one at {self._stood_at}", error.remedy, error.details, code=error.code
+            )
+        kills = self._diagnosis().oom_kills
+        if isinstance(error, ClusterUnavailable) and error.code == "worker.no-progress" and kills:
+            # Those that have not started are known to Ray alone, which waits for them.
+            error = ClusterUnavailable(
+                error.message, f"{killer_in_words(kills)}; {error.remedy}", error.details, code=error.code
             )
         self._event_sink.failed(error)
 
