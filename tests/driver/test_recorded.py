@@ -82,6 +82,15 @@ def test_settings_that_were_changed_by_hand_are_named(tmp_path: Path, ask: Calla
     ask(Recorded(replace(past, settings_sha256=None), files))  # of an earlier version
 
 
+def test_a_run_whose_files_are_elsewhere_is_not_told_to_have_ended_early(tmp_path: Path) -> None:
+    """Its driver was lost before MLflow had them. The advice to launch it again may cost thousands of steps."""
+    past = replace(PAST, status="KILLED", metrics={"train/loss": 0.5})
+    with refused("record.elsewhere", PAST.run_id):
+        Recorded(past, RunFolder(tmp_path, PAST.run_id)).require_readable()
+    with refused("record.no-settings", PAST.run_id):
+        Recorded(replace(past, metrics={}), RunFolder(tmp_path, PAST.run_id)).require_readable()
+
+
 def test_an_argument_that_is_not_a_number_stays_as_it_was(tmp_path: Path) -> None:
     files = RunFolder(tmp_path, PAST.run_id)
     files.settings.write_text(to_yaml(load([RUN], ["pipeline.args.missing=.nan"])))

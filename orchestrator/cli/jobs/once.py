@@ -24,7 +24,8 @@ from orchestrator.errors import NotRerunnable, UsageError
 from orchestrator.provenance.tracking import Past, Store
 
 KEY = "run.submission"
-_BEFORE_ITS_FIRST_STEP = ("record.no-settings", "record.no-code")  # whoever drove it was lost too early for a resume
+# whoever drove it was lost too early for a resume, or with its files
+_LOST = ("record.no-settings", "record.no-code", "record.elsewhere")
 _LETTERS = 16  # of the hash of an id, in the name of its lock
 # Over from a job to a run that it goes on with.
 _PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
@@ -87,7 +88,7 @@ def once(
     try:
         return resume(past.run_id, [*again, *execution], settings.tracking.uri, trusted=trusted)
     except NotRerunnable as error:
-        if error.code not in _BEFORE_ITS_FIRST_STEP:
+        if error.code not in _LOST:
             raise
         for_stream().say(f"{error.message}: job {name} launches a new one")
         return launch(settings, origins, trusted=trusted)

@@ -26,6 +26,7 @@ from orchestrator.records.input_audit import InputAudit
 from orchestrator.records.input_audit import from_dict as from_reads
 
 _SHOWN = 3  # changed settings in a sentence
+_FIRST = "train/loss"  # the metric of a run that has done a step
 _RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
 
 
@@ -135,6 +136,12 @@ class Recorded:
                 f"run {self.past.run_id} is still running, and its files are elsewhere, as those of a rerun",
                 "wait for its end, or name another run",
                 code="record.still-running",
+            )
+        if not files.settings.exists() and _FIRST in self.past.metrics:
+            raise NotRerunnable(
+                f"run {self.past.run_id} ({self.past.status}) has its files where it was launched: MLflow has not got them",
+                "type the command there, in the folder of its project, or launch it again",
+                code="record.elsewhere",
             )
         if not files.settings.exists():
             raise NotRerunnable(

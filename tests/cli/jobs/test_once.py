@@ -47,7 +47,7 @@ def _once(monkeypatch: pytest.MonkeyPatch, code: str) -> str:
     return story.once("job-1", load([CONF], []), {}, [])[0]
 
 
-@pytest.mark.parametrize("code", ["record.no-settings", "record.no-code"])
+@pytest.mark.parametrize("code", ["record.no-settings", "record.no-code", "record.elsewhere"])
 def test_a_run_that_was_lost_before_its_record_is_launched_anew(
     code: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
