@@ -43,6 +43,7 @@ class Adapted(Told):
     sets_modes = False  # whether layers that are built in evaluation mode stay in it
     follows_settings = False  # whether the rate is that of the settings, though there is a rate()
     asks_step = False  # whether parts of the model may ask for the step, though the pipeline's `loss` does not take it
+    looks_at_data = False  # whether `on_evaluation` may ask for the data
     validation_batch = 0  # the number of the validation batch that is looked at, in the order of the validation set
 
     def at(self, step: int) -> None:

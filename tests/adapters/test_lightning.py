@@ -33,10 +33,12 @@ from orchestrator.adapters.lightning.numbers import states_of, together
 from orchestrator.adapters.lightning.reading import Reading, is_frameworks
 from orchestrator.adapters.source import Source
 from orchestrator.adapters.table import find
+from orchestrator.common import once
 from orchestrator.common.values import Every
 from orchestrator.config.resolve import resolve
 from orchestrator.data.fetching import fetch
 from orchestrator.errors import Inconsistent, code_of
+from orchestrator.numerics.streams import seeded
 from orchestrator.optim.patience import MonitoredMetric, Patience
 from orchestrator.optim.schedules import Moment, build
 from orchestrator.pipeline import REDUCED, defines, takes_step
@@ -611,6 +613,58 @@ def test_samples_of_validation_are_not_augmented_for_their_loss() -> None:
     with torch.no_grad():
         assert torch.equal(pipeline.loss(model, batch), as_it_is)
     assert model.trainer.training
+
+
+class Splits(Lit):
+    """Has data of its own, of which it draws a part, as random_split does."""
+
+    def prepare_data(self) -> None:
+        torch.randn(3)
+
+    def setup(self, stage: str) -> None:  # noqa: ARG002
+        self.chosen = torch.randperm(40)[:9]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.chosen), 3, shuffle=True)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("first", self.chosen[0])
+
+
+def test_a_module_has_the_split_of_its_loaders_whoever_has_prepared_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of training were among those that on_validation_epoch_end took for held out, and of two workers, one of which
+    prepares the data, each had a split of its own."""
+    monkeypatch.setenv(once.RUN, "of this test")
+    found = []
+    for _ in range(2):
+        kind: Any = find(Source(f"{__name__}:Splits", {}))
+        pipeline = kind()
+        with seeded(7, "datasets"):
+            train, _ = pipeline.datasets()
+        with seeded(7, "model"):
+            model = pipeline.model()
+            found.append(
+                (
+                    train.tensors[0].tolist(),
+                    model.chosen.tolist(),
+                    float(model.layer.weight.sum().detach()),
+                    float(torch.rand(())),
+                )
+            )
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1]
+    assert kind.looks_at_data
+
+
+class AsksForData(Lit):
+    def on_validation_epoch_end(self) -> None:
+        self.log("rows", self.trainer.datamodule.rows)
+
+
+def test_the_data_are_read_for_an_evaluation_where_the_module_may_ask_for_them() -> None:
+    assert made(f"{__name__}:AsksForData").looks_at_data
+    assert not made(f"{__name__}:OfAnEpoch").looks_at_data
+    assert not made().looks_at_data
 
 
 class Frozen(Lit):

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from orchestrator import Pipeline
-from orchestrator.adapters.adapted import Course
-from orchestrator.adapters.adapted import Told as AToldPipeline
+from orchestrator.adapters.adapted import Adapted, Course
 from orchestrator.cluster.forkserver.children import child
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
@@ -173,10 +172,11 @@ def test_training_waits_for_no_call_and_what_is_too_much_is_left_out(
     assert "failed" not in told.calls[0]
 
 
-class OfARun(AToldPipeline):
-    """It is told of its run, as what an adapter has made."""
+class OfARun(Adapted):
+    """It is told of its run, as what an adapter has made, and asks for its data."""
 
-    epoch = 0
+    epoch = rows = 0
+    looks_at_data = True
 
     def begin(self, course: Course) -> list[str]:
         self.epoch = course.epoch
@@ -186,22 +186,24 @@ class OfARun(AToldPipeline):
         return nn.Linear(2, 1)
 
     def datasets(self) -> tuple[Any, None]:
+        self.rows = len(DATA)
         return DATA, None
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         return model(batch[0]).sum()
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float], model: nn.Module) -> Any:  # noqa: ARG002
-        return {"epoch": (step + 1) // self.epoch}
+        return {"epoch": (step + 1) // self.epoch, "rows": self.rows}
 
 
 @pytest.mark.usefixtures("forked")
 def test_a_pipeline_of_another_framework_is_told_of_the_run_there_too(told: Told) -> None:
-    """A module asked for its epoch in on_validation_epoch_end, and it was 0 at each evaluation."""
+    """A module asked in on_validation_epoch_end for its epoch, which was 0 at each evaluation, and for its data module, which
+    was None."""
     settings = {"run": {"steps": 9}, "pipeline": {"target": f"{__name__}:OfARun"}, "optimizer": "sgd"}
     calls = Callbacks(resolve(load([settings], [])), told, child)
     calls.begin(Course(9, 3, 10, "constant"))
     calls.call(5, {}, nn.Linear(2, 1).state_dict())
     calls.finish(nothing, 200)
     calls.close()
-    assert [entry.get("metrics") for entry in told.entries if "step" in entry] == [{"epoch": 2.0}]
+    assert [entry.get("metrics") for entry in told.entries if "step" in entry] == [{"epoch": 2.0, "rows": 4.0}]

@@ -102,9 +102,20 @@ def _made(found: type, source: Source) -> type[ModulePipeline]:
         "own": frozenset(each for each in _ASKED if module.overrides(each)),
         "own_of_data": frozenset(each for each in _ASKED if data is not None and data.overrides(each)),
         "validated": _validated(module),
+        "looks_at_data": _looks_at_data(module, data_class),
         "told": tuple(_told(module, name)),
     }
     return type(name, (*_parts(module), ModulePipeline), facts)
+
+
+def _looks_at_data(module: Reading, data_class: type | None) -> bool:
+    """Whether on_validation_epoch_end may ask for the data: of a data module by its name, of the module itself by any."""
+    if not module.overrides("on_validation_epoch_end"):
+        return False
+    if data_class is None:
+        return module.overrides("setup")
+    functions = module.through("on_validation_epoch_end")
+    return "datamodule" in names_in(functions) or any(map(hands_on_self, functions))
 
 
 def _validated(module: Reading) -> frozenset[str] | None:

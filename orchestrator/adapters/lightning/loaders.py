@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 from orchestrator.adapters.adapted import Course
+from orchestrator.adapters.lightning import generators
 from orchestrator.adapters.lightning.reading import is_frameworks
 from orchestrator.common import once
 from orchestrator.errors import PipelineRaised, coded
@@ -95,8 +96,12 @@ class Loaders:
 
     def __init__(self, holder: Any) -> None:
         """holder: has their methods."""
+        self.to_setup = (
+            generators.keep()
+        )  # puts generators to where `setup` finds them, whether this process prepares data or not
         if hasattr(holder, "prepare_data"):
             once.on_this_host("prepare-data", _FOLDER, holder.prepare_data)
+            self.to_setup()
         if hasattr(holder, "setup"):
             holder.setup("fit")
         self.holder = holder

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from orchestrator.adapters.adapted import Adapted, Course
-from orchestrator.adapters.lightning import devices, plateaus, schedules
+from orchestrator.adapters.lightning import devices, generators, plateaus, schedules
 from orchestrator.adapters.lightning.loaders import Loaders
 from orchestrator.adapters.lightning.numbers import Numbers, is_metric, together
 from orchestrator.adapters.lightning.trainer import Trainer
@@ -63,10 +63,22 @@ class ModulePipeline(Adapted):
         module: Any = self.module_class(**self._args)
         self._attach(module)
         if "setup" in self.own:
-            module.setup("fit")
+            self._set_up(module)
         if "configure_model" in self.own:
             module.configure_model()
         return module
+
+    def _set_up(self, module: Any) -> None:
+        """A module that has the data too draws what it drew for its loaders, so that a random split is the same one."""
+        if self.data_class is not None or self._loaders is None:
+            module.setup("fit")
+            return
+        back = generators.keep()
+        self._loaders.to_setup()
+        try:
+            module.setup("fit")
+        finally:
+            back()
 
     def buffers(self) -> Mapping[str, str]:
         """A module says it as `buffer_rules`: torch has a method of the name `buffers`."""

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from orchestrator.adapters import table
-from orchestrator.adapters.adapted import Course, Told
+from orchestrator.adapters.adapted import Adapted, Course, Told
 from orchestrator.adapters.source import Source
 from orchestrator.common.child import Child, Messages, Start, Started, parent
 from orchestrator.config.plan import Plan
@@ -49,10 +49,11 @@ Emit = Callable[[dict[str, Any]], None]
 class Recipe:
     """The settings from which the process builds the pipeline and its model."""
 
-    source: Source
-    seed: int
-    threads: int
-    arithmetic: determinism.Arithmetic
+    source: Source  # of the pipeline
+    seed: int  # of the run
+    data_seed: int  # of what datasets() draws
+    threads: int  # with which torch computes
+    arithmetic: determinism.Arithmetic  # that of the run
     course: Course | None = None  # of the run, for a pipeline that is told of it
 
 
@@ -70,7 +71,8 @@ class Callbacks:
 
     def __init__(self, plan: Plan, emit: Emit, start: Start = Started) -> None:
         run, compute = plan.run, plan.run.compute
-        self._recipe = Recipe(run.pipeline, run.seed, compute.threads, compute.arithmetic)
+        data_seed = run.seed if plan.data.seed is None else plan.data.seed
+        self._recipe = Recipe(run.pipeline, run.seed, data_seed, compute.threads, compute.arithmetic)
         self._emit = emit
         self._start = start
         self._child: Child | None = None
@@ -206,11 +208,14 @@ class _Caller:
     """The pipeline and its model in the process of the calls."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._seed = recipe.seed
+        self._seed, self._data_seed = recipe.seed, recipe.data_seed
         kind = table.find(recipe.source)
         self._pipeline: Pipeline = construction.make_pipeline(kind, recipe.source.args, recipe.seed)
         if isinstance(self._pipeline, Told) and recipe.course is not None:
             self._pipeline.begin(recipe.course)
+        if isinstance(self._pipeline, Adapted) and self._pipeline.looks_at_data:
+            with naming("datasets()"), streams.seeded(self._data_seed, "datasets"):
+                self._pipeline.datasets()
         self._model: torch.nn.Module | None = None
 
     def __call__(self, call: _Call) -> dict[str, float]:
@@ -224,7 +229,7 @@ class _Caller:
         """The model as it was after that step, whatever an earlier call has made of it."""
         if self._model is None:
             make = partial(construction.make_model, self._pipeline, self._seed)
-            self._model = construction.with_data(self._pipeline, self._seed, make)
+            self._model = construction.with_data(self._pipeline, self._data_seed, make)
         state = torch.load(io.BytesIO(call.state), weights_only=True)
         with naming("giving the model of on_evaluation() its weights"):
             self._model.load_state_dict(state, strict=False)  # tied tensors are there once
