@@ -73,6 +73,8 @@ _ADVICE = {
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
     _NO_GRAPH: "the loss has to follow from a parameter that is trained: look for "
     "detach(), item(), no_grad() and requires_grad_(False) on the way to it",
+    "data pointer of Tensor that doesn't have storage": "with cluster.stages parts of the model are computed on shapes alone, "
+    "which have no addresses and no forward-mode derivatives (torch.func.jvp): set cluster.stages=1",
     "backward through the graph a second time": "loss() returns the loss, and backward() is called here: leave it out; what is "
     "kept from an earlier batch has to be detached",
     "process group has not been initialized": _NO_PROCESS_GROUP,

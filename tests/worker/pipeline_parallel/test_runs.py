@@ -63,6 +63,21 @@ def test_a_loss_that_freezes_a_parameter_is_named() -> None:
         train(FreezingInLoss, MESHES[0])
 
 
+class ForwardMode(pipelines.Mlp):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, _ = batch
+        outputs, along, *_ = torch.func.jvp(model, (inputs,), (torch.ones_like(inputs),))
+        return (outputs + along).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_derivatives_in_forward_mode_are_told_to_need_the_whole_model() -> None:
+    train(ForwardMode)
+    (end, *_) = members_end(ForwardMode, MESHES[0])
+    assert isinstance(end, PipelineRaised)
+    assert "set cluster.stages=1" in str(end.remedy)
+
+
 class Refilling(pipelines.Mlp):
     """Batches in memory that the next one fills again, which torch does not see."""
 
