@@ -267,6 +267,36 @@ def test_an_optimizer_that_changes_frozen_parameters_is_refused() -> None:
     assert any("changed the parameter 'average.0.weight', which is frozen" in str(end) for end in ends), ends
 
 
+class Cooling(torch.optim.Adam):
+    """Keeps a temperature, which the loss reads."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        group = self.param_groups[0]
+        group["temperature"] = 0.9 * group.get("temperature", 1.0)
+
+
+class ReadsTheOptimizer(p.Small):
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        self.own = Cooling(model.parameters(), lr=0.05)
+        return self.own
+
+    def loss(self, model: torch.nn.Module, batch: p.Batch) -> Any:
+        loss = super().loss(model, batch) / self.own.param_groups[0].get("temperature", 1.0)
+        moments = [state["exp_avg"].sum() for state in self.own.state.values()]
+        return torch.stack([loss, *moments]).sum()
+
+
+@pytest.mark.parametrize("mode", ["ssp", "gossip"])
+def test_a_loss_reads_the_optimizer_of_its_shard(mode: str) -> None:
+    """With one shard, what it reads is what it reads in lockstep. Each shard read one that had taken no step."""
+    settings: dict[str, Any] = {"optimizer": None, "shards": 1, "steps": 6}
+    found, lockstep = train(ReadsTheOptimizer, sync={"name": mode}, **settings), train(ReadsTheOptimizer, **settings)
+    assert found.losses == pytest.approx(lockstep.losses, rel=1e-6)
+    layouts = Layout(3), Layout(2, "tree")
+    live_and_replayed(ReadsTheOptimizer, layouts[0], [layouts[1]], {"name": mode}, optimizer=None)
+
+
 class Growing(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         super().step(closure)

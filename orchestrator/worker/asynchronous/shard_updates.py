@@ -120,23 +120,31 @@ class ShardUpdates:
         self.show(x, self._residuals.get(shard))
         self._replica.set_buffers(self._buffers[shard])
         self._replica.begin_step()
-        clock = reading.clock
-        expected = self._second.expected(clock, clock, shard)
-        self._replica.begin_shard()
-        computed = self._workload.recorded_loss(clock, shard)
-        self._replica.check_shard(buffers=not self._workload.replayed)
-        self._replica.check_step()
-        self._second.compare(expected, clock, computed, self._replica.gradients)
-        memory = self._memory = self._memory or _AfterPass.of(self._replica)
-        if computed is None:
-            return None, self._filtered(shard, reading.clock, x, memory.update.zero_())
-        self._step(shard, reading, memory)
+        self.optimizers.begin(shard)  # a loss may read what it remembers, as in lockstep
+        try:
+            computed = self._computed(shard, reading.clock)
+            memory = self._memory = self._memory or _AfterPass.of(self._replica)
+            if computed is None:
+                return None, self._filtered(shard, reading.clock, x, memory.update.zero_())
+            self._step(shard, reading, memory)
+        finally:
+            self.optimizers.end(shard)
         self._replica.check_frozen()
         self._buffers[shard] = self._replica.buffers()
         after = self._after()
         if not self._updating.differ(self._fixed.pieces, after, self._before, self._shards, memory.update):
             self._refuse(shard, reading.clock, after)
         return computed[0], self._filtered(shard, reading.clock, x, memory.update)
+
+    def _computed(self, shard: int, clock: int) -> tuple[float, float] | None:
+        """Mean loss and weight of a micro-batch, whose gradients are in the model then; None for one that is empty."""
+        expected = self._second.expected(clock, clock, shard)
+        self._replica.begin_shard()
+        computed = self._workload.recorded_loss(clock, shard)
+        self._replica.check_shard(buffers=not self._workload.replayed)
+        self._replica.check_step()
+        self._second.compare(expected, clock, computed, self._replica.gradients)
+        return computed
 
     def show(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> None:
         """The replica has these parameters, given as integers, from here on. residual: is added to them."""
@@ -180,11 +188,7 @@ class ShardUpdates:
                 f"the gradient of {name} is not finite in {where}{named}", NON_FINITE_REMEDY, code="loss.gradient"
             )
         step = min(reading.total // self._shards, reading.steps - 1)
-        self.optimizers.begin(shard)
-        try:
-            self._updater.move(step, reading.reductions, views, memory.gradient)
-        finally:
-            self.optimizers.end(shard)
+        self._updater.move(step, reading.reductions, views, memory.gradient)
 
     def _filtered(self, shard: int, clock: int, x: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         """The significant part of the update and of what was held back; the rest is held back (Gaia, section 3.2)."""
