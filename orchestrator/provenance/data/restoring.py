@@ -22,12 +22,13 @@ from orchestrator.common import temporary
 from orchestrator.data.files import manifest
 from orchestrator.data.files.manifest import leads_out
 from orchestrator.data.files.places import is_elsewhere
-from orchestrator.errors import NotRerunnable, bulleted
+from orchestrator.errors import NotRerunnable, bulleted, few
 from orchestrator.provenance.data import dvc_files, hashing
 from orchestrator.provenance.data.dvc_files import MD5, Out, Storage
 from orchestrator.provenance.data.versions import Input
 
 _IN_CODE = "work tree"
+_SHOWN = 3  # paths in a sentence
 _SPECIAL = re.compile(rb"[\\*?\[ ]")  # to git in a pattern
 
 
@@ -64,11 +65,13 @@ def restore(
         jobs = [_Job(item, target, source, top or target, names.get(item.path)) for item in inputs]
         for job in [job for job in jobs if not job.is_done()]:
             job.bring((places or {}).get(job.item.path), store)
-    problems = [problem for job in jobs if (problem := job.problem) is not None]
+    problems = [(job.item, problem) for job in jobs if (problem := job.problem) is not None]
     if problems:
+        made = [item.path for item, _ in problems if item.stage is not None and item.as_recorded]
+        again = f"; rerun=RUN_ID stages=true has DVC's stages make {few(made, _SHOWN)} again" if made else ""
         raise NotRerunnable(
-            f"the data of this run cannot be restored:{bulleted(problems)}",
-            "type the command where DVC's cache or a remote has them, or bring those bytes back to their place",
+            f"the data of this run cannot be restored:{bulleted([problem for _, problem in problems])}",
+            f"type the command where DVC's cache or a remote has them, or bring those bytes back to their place{again}",
             code="dvc.not-restored",
         )
     _hide(top or target, (target / (job.item.place or job.item.path) for job in jobs if job.is_brought))

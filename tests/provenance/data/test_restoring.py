@@ -124,6 +124,21 @@ def test_data_that_dvc_never_had_come_from_the_folder_if_unchanged(tracked: Path
         restore(work_tree(tracked, tmp_path / "again"), inputs, tracked)
 
 
+def test_of_data_that_a_stage_can_make_again_it_is_told(tracked: Path, tmp_path: Path) -> None:
+    """The cache is empty after `dvc gc`, and nobody thinks of the stage."""
+    made, raw = capture(tracked, ["made/numbers.txt", "raw.csv"])
+    no_remote(tracked)
+    shutil.rmtree(tracked / ".dvc" / "cache")
+    for path in (made.path, raw.path):
+        (tracked / path).write_text("other")
+    again = "; rerun=RUN_ID stages=true has DVC's stages make made/numbers.txt again"
+    for inputs, told in [([raw, made], True), ([raw], False), ([replace(made, as_recorded=False)], False)]:
+        with refused("dvc.not-restored") as caught:
+            restore(work_tree(tracked, tmp_path / "w"), inputs, tracked)
+        assert (caught.value.remedy or "").endswith(again) == told
+        shutil.rmtree(tmp_path / "w")
+
+
 def test_a_folder_without_files_is_made(tracked: Path, tmp_path: Path) -> None:
     (tracked / "empty").mkdir()
     (item,) = capture(tracked, ["empty"])
