@@ -147,7 +147,7 @@ def holder(file: Path | int) -> str:
     process = _process(file)
     if process is not None:
         return _named(process)
-    return _note(file) or "a process that is not seen from here"
+    return note(file) or "a process that is not seen from here"
 
 
 class Wait:
@@ -232,7 +232,8 @@ def _sign(descriptor: int) -> None:
         os.pwrite(descriptor, note.encode(), 0)
 
 
-def _note(file: Path | int) -> str:
+def note(file: Path | int) -> str:
+    """The last holder of the lock, as it wrote there; empty where none did."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC) if isinstance(file, Path) else os.dup(file)
     except OSError:

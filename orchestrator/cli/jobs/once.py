@@ -26,6 +26,7 @@ from orchestrator.provenance.tracking import Past, Store
 KEY = "run.submission"
 # whoever drove it was lost too early for a resume, or with its files
 _LOST = ("record.no-settings", "record.no-code", "record.elsewhere")
+_STILL_RUNS = "record.still-running"  # as far as this machine can tell
 _LETTERS = 16  # of the hash of an id, in the name of its lock
 # Over from a job to a run that it goes on with.
 _PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
@@ -33,18 +34,21 @@ _PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
 
 def run(arguments: Arguments) -> CommandResult:
     kept = [each for each in arguments.overrides if each.startswith(_PLACES_TAKEN)]
-    with alone(arguments.value):
+    with alone(arguments.value) as killed:
         run_id, came = once(
-            arguments.value, arguments.settings, arguments.origins, kept, trusted=arguments.flag("trust")
+            *(arguments.value, arguments.settings, arguments.origins, kept),
+            killed=killed,
+            trusted=arguments.flag("trust"),
         )
     return ended(0, as_dict(came), arguments) if isinstance(came, Past) else ended_run(run_id, came, arguments)
 
 
 @contextlib.contextmanager
-def alone(name: str) -> Iterator[None]:
+def alone(name: str) -> Iterator[str]:
     """Within the block no other process of this project is at work under this id: it would find no run yet, and launch a second
-    one. Raises UsageError."""
+    one. Gives the note of the last one where that was killed, perhaps with its machine. Raises UsageError."""
     place = project_folder(Path.cwd()) / f"once-{hashlib.sha256(name.encode()).hexdigest()[:_LETTERS]}.lock"
+    killed = locks.note(place)  # who ends in order removes it
     try:
         lock = locks.take(place)
     except locks.LockTaken as taken:
@@ -52,7 +56,7 @@ def alone(name: str) -> Iterator[None]:
             f"job {name} is under way in {taken.who}", "wait for its end, or end that process", code="job.under-way"
         ) from None
     try:
-        yield
+        yield killed
     finally:
         place.unlink(missing_ok=True)  # while it is held: whoever has opened it takes another one
         os.close(lock)
@@ -64,11 +68,19 @@ def find(store: Store, name: str) -> Past | None:
 
 
 def once(
-    name: str, settings: Settings, origins: Mapping[str, str], execution: Sequence[str], *, trusted: bool = False
+    name: str,
+    settings: Settings,
+    origins: Mapping[str, str],
+    execution: Sequence[str],
+    *,
+    killed: str = "",
+    trusted: bool = False,
 ) -> tuple[str, RunOutcome | Past]:
     """The run's id and what it came to; of one that had finished before, what is known of it. execution: the overrides that a
-    resume takes; it is told credentials that the record does not hold, too; trusted: as `launch` takes it. Raises as `launch`
-    and `resume` do."""
+    resume takes; it is told credentials that the record does not hold, too. killed: as `alone` gives it; trusted: as `launch`
+    takes it.
+
+    Raises as `launch` and `resume` do."""
     folder = project_folder(Path.cwd())
     store = Store(settings.tracking.uri, folder)
     past = find(store, name)
@@ -88,10 +100,20 @@ def once(
     try:
         return resume(past.run_id, [*again, *execution], settings.tracking.uri, trusted=trusted)
     except NotRerunnable as error:
-        if error.code not in _LOST:
+        why = error.message
+        if error.code == _STILL_RUNS and _drove(store, past, killed):
+            store.client.set_terminated(past.run_id, "KILLED")
+            why = f"run {past.run_id} was lost with {killed}, before its settings were recorded"
+        elif error.code not in _LOST:
             raise
-        for_stream().say(f"{error.message}: job {name} launches a new one")
+        for_stream().say(f"{why}: job {name} launches a new one")
         return launch(settings, origins, trusted=trusted)
+
+
+def _drove(store: Store, past: Past, killed: str) -> bool:
+    """Whether this process, which is gone, drove the run. The kernel knows nothing of one on another host."""
+    pid, _, host, _ = store.driving(past.run_id).process
+    return killed.startswith(f"process {pid} of ") and killed.endswith(f" on {host}")
 
 
 def as_dict(past: Past) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.preflight import ownership
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance.tracking import Past
+from orchestrator.provenance.tracking import Driving, Past
 from tests.refusals import refused
 
 CONF = {"run": {"steps": 3}, "pipeline": {"target": "a:B"}, "optimizer": {"name": "sgd", "lr": 0.1}}
@@ -39,12 +41,12 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     return found
 
 
-def _once(monkeypatch: pytest.MonkeyPatch, code: str) -> str:
+def _once(monkeypatch: pytest.MonkeyPatch, code: str, killed: str = "") -> str:
     def resume(*_: Any, **__: Any) -> Any:
         raise NotRerunnable("it ended too early", code=code)
 
     monkeypatch.setattr(story, "resume", resume)
-    return story.once("job-1", load([CONF], []), {}, [])[0]
+    return story.once("job-1", load([CONF], []), {}, [], killed=killed)[0]
 
 
 @pytest.mark.parametrize("code", ["record.no-settings", "record.no-code", "record.elsewhere"])
@@ -59,9 +61,39 @@ def test_a_run_that_was_lost_before_its_record_is_launched_anew(
 def test_a_run_that_still_runs_elsewhere_is_not_launched_beside_it(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(story, "_drove", lambda *_: False)
     with refused("record.still-running"):
         _once(monkeypatch, "record.still-running")
     assert launched == []
+
+
+@pytest.mark.parametrize(("host", "is_lost"), [("there", True), ("elsewhere", False)])
+def test_a_run_whose_job_was_killed_on_another_host_before_its_settings_were_written_is_launched_anew(
+    host: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    """Nothing here tells that its driver is gone but the lock of the job, which it held."""
+    ended: list[Any] = []
+    store = SimpleNamespace(
+        driving=lambda _: Driving(True, ("77", "5", host, "b"), None),
+        client=SimpleNamespace(set_terminated=lambda *told: ended.append(told)),
+    )
+    monkeypatch.setattr(story, "Store", lambda *_: store)
+    with contextlib.nullcontext() if is_lost else refused("record.still-running"):
+        _once(monkeypatch, "record.still-running", "process 77 of me on there")
+    assert (len(launched), ended) == ((1, [("0" * 32, "KILLED")]) if is_lost else (0, []))
+
+
+def test_who_was_killed_at_work_under_an_id_is_known_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with story.alone("a job") as killed:
+        (lock,) = (tmp_path / ".orchestrator").glob("once-*.lock")
+        left = lock.read_bytes()
+    assert killed == ""
+    lock.write_bytes(left)
+    with story.alone("a job") as killed:
+        assert killed == left.decode().strip()
 
 
 def test_a_job_that_is_started_twice_at_once_is_launched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
