@@ -97,6 +97,22 @@ def test_a_sweep_has_no_state_to_begin_with(tmp_path: Path, monkeypatch: pytest.
         begin.pinned(settings, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_a_run_whose_files_are_elsewhere_is_told_as_such_where_one_would_begin_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in another clone. The message named a file of settings that nobody had typed."""
+    monkeypatch.chdir(tmp_path)
+    store = Store(None, project_folder(tmp_path))
+    tracker = Tracker.create(store, store.experiment("e"), "lost", every_s=1.0)
+    tracker.end("KILLED")
+    run_id = tracker.run_id
+    settings = load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [f"begin={run_id}"])
+    with refused("begin.elsewhere", run_id):
+        begin.pinned(settings, tmp_path)
+
+
 def test_a_run_that_has_left_nothing_begins_as_a_new_one(tmp_path: Path) -> None:
     said: list[str] = []
     begin = beginning_of(PLAN, RunFolder(tmp_path, "b" * 32), said.append)

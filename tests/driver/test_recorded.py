@@ -82,13 +82,19 @@ def test_settings_that_were_changed_by_hand_are_named(tmp_path: Path, ask: Calla
     ask(Recorded(replace(past, settings_sha256=None), files))  # of an earlier version
 
 
-def test_a_run_whose_files_are_elsewhere_is_not_told_to_have_ended_early(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", [Recorded.require_readable, Recorded.require], ids=["a-resume", "a-rerun"])
+def test_a_run_whose_files_are_elsewhere_is_not_told_to_have_ended_early(
+    tmp_path: Path, ask: Callable[[Recorded], None]
+) -> None:
     """Its driver was lost before MLflow had them. The advice to launch it again may cost thousands of steps."""
     past = replace(PAST, status="KILLED", metrics={"train/loss": 0.5})
     with refused("record.elsewhere", PAST.run_id):
-        Recorded(past, RunFolder(tmp_path, PAST.run_id)).require_readable()
-    with refused("record.no-settings", PAST.run_id):
-        Recorded(replace(past, metrics={}), RunFolder(tmp_path, PAST.run_id)).require_readable()
+        ask(Recorded(past, RunFolder(tmp_path, PAST.run_id)))
+    with refused("record.still-running", PAST.run_id):
+        ask(Recorded(replace(past, status="RUNNING"), RunFolder(tmp_path, PAST.run_id)))
+    early = "record.no-settings" if ask is Recorded.require_readable else "record.incomplete"
+    with refused(early, PAST.run_id):
+        ask(Recorded(replace(past, metrics={}), RunFolder(tmp_path, PAST.run_id)))
 
 
 def test_an_argument_that_is_not_a_number_stays_as_it_was(tmp_path: Path) -> None:

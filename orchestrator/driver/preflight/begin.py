@@ -94,6 +94,14 @@ def brought(
             )
         files = RunFolder(folder, past.run_id)
         copies.bring(store, past, files, "run", [files.settings])
+        if not files.settings.exists():
+            raise ConfigurationError(
+                [
+                    f"begin: run {past.run_id} ({past.status}) has its files where it was launched: MLflow has not got them"
+                ],
+                "type the command there, in the folder of its project, or begin with another run; list them with: runs",
+                code="begin.elsewhere",
+            )
         parent = kept.as_held(files.settings)
         place = files.checkpoints_at(parent.checkpoint.uri)
         ownership.require_own_places(past, trusted, "begin=", {"its checkpoints": place})

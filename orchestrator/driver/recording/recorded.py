@@ -110,6 +110,7 @@ class Recorded:
 
     def require(self) -> None:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""
+        self._require_here(is_elsewhere=not self.files.settings.exists())
         missing = [f"{what} ({path.name})" for what, path in self._needed.items() if not path.exists()]
         if not missing:
             with self.readable():
@@ -130,19 +131,9 @@ class Recorded:
     def require_readable(self) -> None:
         """Raises NotRerunnable where a file that a run which goes on reads and writes is damaged, or there are no settings."""
         files = self.files
-        is_elsewhere = not files.settings.exists() or (files.fetched.exists() and self.past.is_driven_here)
-        if is_elsewhere and self.past.status == "RUNNING" and not self.past.is_orphan:
-            raise NotRerunnable(
-                f"run {self.past.run_id} is still running, and its files are elsewhere, as those of a rerun",
-                "wait for its end, or name another run",
-                code="record.still-running",
-            )
-        if not files.settings.exists() and _FIRST in self.past.metrics:
-            raise NotRerunnable(
-                f"run {self.past.run_id} ({self.past.status}) has its files where it was launched: MLflow has not got them",
-                "type the command there, in the folder of its project, or launch it again",
-                code="record.elsewhere",
-            )
+        self._require_here(
+            is_elsewhere=not files.settings.exists() or (files.fetched.exists() and self.past.is_driven_here)
+        )
         if not files.settings.exists():
             raise NotRerunnable(
                 f"run {self.past.run_id} ({self.past.status}) ended before its settings were recorded, as on a full disk",
@@ -152,6 +143,22 @@ class Recorded:
         self._require_own_settings()
         for file in (files.environment, files.code, files.data, files.input_audit, files.identity, files.privacy):
             _read(file)
+
+    def _require_here(self, *, is_elsewhere: bool) -> None:
+        """Raises NotRerunnable for a run that still runs somewhere else, and for one that has done steps, whose files MLflow
+        has not got: the advice to launch it again may cost thousands of steps."""
+        if is_elsewhere and self.past.status == "RUNNING" and not self.past.is_orphan:
+            raise NotRerunnable(
+                f"run {self.past.run_id} is still running, and its files are elsewhere, as those of a rerun",
+                "wait for its end, or name another run",
+                code="record.still-running",
+            )
+        if not self.files.settings.exists() and _FIRST in self.past.metrics:
+            raise NotRerunnable(
+                f"run {self.past.run_id} ({self.past.status}) has its files where it was launched: MLflow has not got them",
+                "type the command there, in the folder of its project, or launch it again",
+                code="record.elsewhere",
+            )
 
     def _require_own_settings(self) -> None:
         """Raises NotRerunnable where somebody has changed what determines the result since the run began: its steps would seem
