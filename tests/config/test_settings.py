@@ -656,6 +656,17 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path, monke
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("command", [{}, {"fit": {"trainer": {"max_epochs": 3}}}])
+def test_a_file_of_lightning_is_told_where_its_keys_are_translated(command: dict[str, Any]) -> None:
+    content = command or {"seed_everything": 42, "trainer": {"max_epochs": 3}, "model": {"class_path": "package.Lit"}}
+    with pytest.raises(ConfigurationError) as caught:
+        load([content], [])
+    assert "docs/coming-from.md#lightning" in caught.value.remedy
+    with pytest.raises(ConfigurationError) as caught:
+        load([{"max_epochs": 3}], [])
+    assert not caught.value.remedy
+
+
 def test_nothing_counts_as_missing_when_a_file_could_not_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load([str(tmp_path / "no.yaml")], ["cluster.workers=100", "run.seed=x"])

@@ -44,6 +44,7 @@ LENGTHS = tuple(  # of each pair, a later source that sets one clears the other
 PINNED = (BY_PATH["begin", "name"], BY_PATH["begin", "digest"])  # a later source that sets the first clears the second
 COMMON_OPTIONS = ("lr", "weight_decay", "momentum", "betas")  # of optimizers, whose options are no keys of the schema
 _NUM_SUGGESTIONS = 3
+_LIGHTNINGS = "files of LightningCLI have other keys; docs/coming-from.md#lightning has a table of what they are here"
 
 Conf = str | Mapping[str, Any]
 
@@ -107,8 +108,13 @@ def from_sources(given_sources: Sequence[Source], *, recorded: bool = False, use
         rules = [*RULES, *(() if recorded else _counting(given_sources, used))]
         problems += [_problem(_blame(merged, rule), sentence) for rule, sentence in broken_rules(values, rules)]
     if problems:
-        raise ConfigurationError(problems)
+        raise ConfigurationError(problems, _LIGHTNINGS if any(map(_is_lightnings, given_sources)) else "")
     return _build(values)
+
+
+def _is_lightnings(source: Source) -> bool:
+    """Whether a file is of LightningCLI or for a Trainer, perhaps under the name of a command, such as `fit`."""
+    return any({"trainer", "seed_everything"} & set(leaf.path[:2]) for leaf in source.leaves)
 
 
 def _counting(found: Sequence[Source], used: Sequence[str]) -> list[Idle]:
