@@ -417,6 +417,14 @@ class MetricAtTheEnd(Lit):
         self.log("temperature", self.temperature)
 
 
+class AsksOfTheLastEvaluation(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # noqa: ARG002
+        return self._loss(batch) * self._factor()
+
+    def _factor(self) -> Any:
+        return self.trainer.callback_metrics.get("hits", 1.0)
+
+
 class Gathering(Lit):
     """Lightning's own pattern since its version 2, and counts of two kinds."""
 
@@ -461,6 +469,7 @@ CODES = {
     "Median": "reduction",
     "AtTheEnd": "metric-at-the-end",
     "MetricAtTheEnd": "metric-at-the-end",
+    "AsksOfTheLastEvaluation": "evaluated-use",
     "Gathering": "gathered",
     "NeedsWidth": "args",
     "Nothing": "no-training-step",
@@ -476,6 +485,7 @@ CODES = {
         ("Median", ["'middle'"]),
         ("AtTheEnd", ["self.hits"]),
         ("MetricAtTheEnd", ["self.hits"]),
+        ("AsksOfTheLastEvaluation", ["_factor"]),
         ("Gathering", ["self.outs", "self.right", "self.rows"]),
         ("NeedsWidth", ["width"]),
         ("Nothing", ["training_step"]),
@@ -654,6 +664,61 @@ def test_a_module_has_the_split_of_its_loaders_whoever_has_prepared_the_data(mon
     assert found[0] == found[1]
     assert found[0][0] == found[0][1]
     assert kind.looks_at_data
+
+
+class LogsAtTheEnd(Lit):
+    def on_validation_epoch_end(self) -> None:
+        self.log("weighted", 0.5, batch_size=8)
+        self.log("summed", self.trainer.callback_metrics["hits"], reduce_fx="sum")
+        if not self.layer.bias.any():
+            metric = self.hits
+            self.log("hits", metric)
+
+
+def test_numbers_of_on_validation_epoch_end_are_recorded_under_their_names() -> None:
+    """They were put apart, as those of a batch are, and recorded so: weighted:weight/0, weighted:weight/1."""
+    pipeline = made(f"{__name__}:LogsAtTheEnd")
+    model = pipeline.model()
+    assert pipeline.on_evaluation(4, {"validation/hits": 0.25}, model) == {"weighted": 0.5, "summed": 0.25}
+    nn.init.zeros_(model.layer.bias)
+    with refused("lightning.metric-logged-at-the-end", "'hits'"):
+        pipeline.on_evaluation(4, {"validation/hits": 0.25}, model)
+
+
+class AsksInDisguise(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # noqa: ARG002
+        trainer = self.trainer
+        return self._loss(batch) * trainer.callback_metrics.get("hits", 1.0)
+
+
+def test_a_step_has_no_metrics_of_an_evaluation() -> None:
+    """There were none, without a word, so that the default was taken for them."""
+    pipeline = made(f"{__name__}:AsksInDisguise")
+    train, _ = pipeline.datasets()
+    with refused("lightning.evaluated"):
+        pipeline.loss(pipeline.model(), pipeline.collate([train[0]]))
+
+
+class NotValidated(Lit):
+    validation_step = None  # type: ignore[assignment]
+
+
+class NotValidatedHere(Lit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.validation_step = None  # type: ignore[assignment,method-assign]
+
+
+@pytest.mark.parametrize("name", ["NotValidated", "NotValidatedHere"])
+def test_a_module_may_set_validation_step_to_none(name: str) -> None:
+    """None was called."""
+    pipeline = made(f"{__name__}:{name}")
+    train, _ = pipeline.datasets()
+    batch = pipeline.collate([train[index] for index in range(10)])
+    model = pipeline.model().eval()
+    with torch.no_grad():
+        assert torch.equal(pipeline.loss(model, batch), nn.functional.cross_entropy(model(batch[0]), batch[1]))
+    assert pipeline.metrics(model, batch) == {}
 
 
 class AsksForData(Lit):

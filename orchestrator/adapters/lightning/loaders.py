@@ -96,9 +96,8 @@ class Loaders:
 
     def __init__(self, holder: Any) -> None:
         """holder: has their methods."""
-        self.to_setup = (
-            generators.keep()
-        )  # puts generators to where `setup` finds them, whether this process prepares data or not
+        # Puts generators to where `setup` finds them, whether this process prepares data or not.
+        self.to_setup = generators.keep()
         if hasattr(holder, "prepare_data"):
             once.on_this_host("prepare-data", _FOLDER, holder.prepare_data)
             self.to_setup()

@@ -10,7 +10,7 @@ from orchestrator.adapters.adapted import Course
 from orchestrator.adapters.lightning import loaders
 from orchestrator.adapters.lightning.numbers import REDUCTIONS
 from orchestrator.adapters.lightning.reading import Reading, logged, uses_of_self
-from orchestrator.adapters.lightning.trainer import OFFERED
+from orchestrator.adapters.lightning.trainer import AT_THE_END, EVALUATED, OFFERED
 from orchestrator.errors import coded
 
 _BATCHES = "any worker may compute any batch, more than once: do it in training_step, from the batch alone"
@@ -210,6 +210,7 @@ def _several(returned: ast.expr) -> bool:
 
 def _uses(module: Reading, name: str) -> Iterator[str]:
     told = set()
+    in_steps = [each.name for each in module.through("training_step", "validation_step", "forward")]
     for function in module.through("training_step", "validation_step", "on_validation_epoch_end", "forward"):
         for used in uses_of_self(function):
             if used.attr in _USES and not module.overrides(used.attr) and used.attr not in told:
@@ -219,11 +220,15 @@ def _uses(module: Reading, name: str) -> Iterator[str]:
                     f"pipeline.target: {function.name} of {name} uses self.{used.attr}; {_USES[used.attr]}",
                 )
         for node in ast.walk(function):
-            if (
-                isinstance(node, ast.Attribute)
-                and ast.unparse(node.value) == "self.trainer"
-                and node.attr not in (*OFFERED, *told)
-            ):
+            if not isinstance(node, ast.Attribute) or ast.unparse(node.value) != "self.trainer" or node.attr in told:
+                continue
+            if node.attr == AT_THE_END and function.name in in_steps:
+                told.add(node.attr)
+                yield coded(
+                    "lightning.evaluated-use",
+                    f"pipeline.target: {function.name} of {name} uses self.trainer.{node.attr}, and {EVALUATED}",
+                )
+            elif node.attr not in OFFERED:
                 told.add(node.attr)
                 yield coded(
                     "lightning.trainer-use",
@@ -252,9 +257,8 @@ def _at_the_end(module: Reading, name: str) -> Iterator[str]:
     calls = (
         node for each in module.through("validation_step") for node in ast.walk(each) if isinstance(node, ast.Call)
     )
-    fed = {
-        ast.unparse(call.func).removesuffix(".update") for call in calls
-    }  # no other is a metric that has seen a batch
+    # No other attribute is a metric that has seen a batch, as far as the source shows.
+    fed = {ast.unparse(call.func).removesuffix(".update") for call in calls}
     for function in module.through("on_validation_epoch_end"):
         for node in ast.walk(function):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):

@@ -15,7 +15,7 @@ import torch
 from orchestrator.adapters.adapted import Adapted, Course
 from orchestrator.adapters.lightning import devices, generators, plateaus, schedules
 from orchestrator.adapters.lightning.loaders import Loaders
-from orchestrator.adapters.lightning.numbers import Numbers, is_metric, together
+from orchestrator.adapters.lightning.numbers import Numbers, NumbersAtTheEnd, is_metric, together
 from orchestrator.adapters.lightning.trainer import Trainer
 from orchestrator.errors import ConfigurationError, PipelineRaised
 
@@ -125,7 +125,7 @@ class ModulePipeline(Adapted):
         return self._loss(model, batch)
 
     def metrics(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
-        if "validation_step" not in self.own:
+        if not self._validates(model):
             return {}
         if self._evaluated is None or self._evaluated[0] is not batch:
             self._validated(model, batch)
@@ -144,11 +144,15 @@ class ModulePipeline(Adapted):
     def _loss(self, model: Any, batch: Any) -> Any:
         # A module may have put itself in evaluation mode, in which a Trainer trains it, too.
         evaluates = not model.training and not torch.is_grad_enabled()
-        if evaluates and "validation_step" in self.own:
+        if evaluates and self._validates(model):
             loss = _loss_of_validation(self._validated(model, batch))
             if loss is not None:
                 return loss
         return self._trained(model, batch, "validating" if evaluates else "training")
+
+    def _validates(self, model: Any) -> bool:
+        """A module without data to validate with may set validation_step to None."""
+        return "validation_step" in self.own and model.validation_step is not None
 
     def _trained(self, model: Any, batch: Any, stage: str) -> Any:
         """The result of training_step. stage: in which a hook finds the trainer, as one that augments samples to train on."""
@@ -283,12 +287,10 @@ class Looks(ModulePipeline):
     """A module with on_validation_epoch_end, which is called with a copy of the model, beside the training."""
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float], model: Any) -> Mapping[str, float]:
-        numbers = Numbers()
+        numbers = NumbersAtTheEnd()
         trainer = self._trainer
         trainer.global_step, trainer.stage, trainer.numbers = step + 1, "validating", numbers
-        trainer.callback_metrics = {
-            name.removeprefix(_VALIDATION): torch.tensor(value) for name, value in metrics.items()
-        }
+        trainer.evaluated = {name.removeprefix(_VALIDATION): torch.tensor(value) for name, value in metrics.items()}
         devices.follow(model)
         model.on_validation_epoch_end()
         numbers.check()

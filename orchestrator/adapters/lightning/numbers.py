@@ -84,6 +84,19 @@ class Numbers:
             )
 
 
+class NumbersAtTheEnd(Numbers):
+    """The numbers that on_validation_epoch_end has logged, once: nothing is put together, whatever reduce_fx and batch_size."""
+
+    def _add(self, name: str, value: Any, how: Any, batch_size: int | None) -> None:  # noqa: ARG002
+        if is_metric(value):
+            raise PipelineRaised(
+                f"on_validation_epoch_end logs {name!r} as a {type(value).__name__}, which has seen no batch here",
+                "log the metric in validation_step, and its value over all batches is recorded",
+                code="lightning.metric-logged-at-the-end",
+            )
+        super()._add(name, value, "mean", None)
+
+
 def is_metric(value: Any) -> bool:
     return any(
         kind.__name__ == "Metric" and kind.__module__.partition(".")[0] == "torchmetrics"

@@ -19,7 +19,8 @@ class Reading:
 
     def overrides(self, name: str) -> bool:
         """Whether the user has written a method or an attribute of this name."""
-        return self._owner(name) is not None
+        owner = self._owner(name)
+        return owner is not None and vars(owner)[name] is not None  # None takes a method of a base class away
 
     def through(self, *names: str) -> list[ast.FunctionDef]:
         """These methods, and those that they call on `self`, each once."""

@@ -12,6 +12,10 @@ OFFERED = (
     *("training", "validating", "sanity_checking", "datamodule", "callback_metrics", "is_global_zero", "global_rank"),
     *("local_rank", "world_size", "num_devices", "num_nodes", "barebones", "accumulate_grad_batches"),
 )
+AT_THE_END = "callback_metrics"
+EVALUATED = (
+    "on_validation_epoch_end alone has the metrics of an evaluation; let a step follow from its batch and its place"
+)
 
 
 class Trainer:
@@ -21,7 +25,7 @@ class Trainer:
     def __init__(self) -> None:
         self.datamodule: Any = None
         self.stage = "training"  # or "validating"; "scheduling" while a scheduler is stepped behind an update
-        self.callback_metrics: dict[str, Any] = {}
+        self.evaluated: dict[str, Any] | None = None  # the metrics of the evaluation that is looked at
         self.global_step = 0
         self.sanity_checking = self.barebones = False
         self.is_global_zero = True
@@ -74,6 +78,16 @@ class Trainer:
         """An evaluation and a scheduler behind an epoch's last step are of that epoch still."""
         step = self.global_step if self.stage == "training" else max(0, self.global_step - 1)
         return 0 if self._course is None else step // self._course.epoch
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        if self.evaluated is None:
+            raise PipelineRaised(
+                f"the module asks for self.trainer.{AT_THE_END} before an evaluation has them",
+                EVALUATED,
+                code="lightning.evaluated",
+            )
+        return self.evaluated
 
     @property
     def batch_index(self) -> int:
