@@ -234,6 +234,11 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"] = rate
 
 
+def rate_like(own: Any, rate: float) -> Any:
+    """This learning rate in the form of a group's own, which stays as it is."""
+    return torch.full_like(own, rate) if isinstance(own, torch.Tensor) else rate
+
+
 def check(optimizer: object, model: torch.nn.Module) -> None:
     """Raises PipelineRaised for what a pipeline's own `optimizer(model)` may not return."""
     if not isinstance(optimizer, torch.optim.Optimizer):

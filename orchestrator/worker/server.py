@@ -7,6 +7,7 @@ on, and keeps the run state up to date from every vote.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -205,6 +206,9 @@ class _AddingMember:
         self._carriers = carriers
         self._grid_carrier = grid_carrier
         self._joins = joins
+
+    def computing(self, state: RunState) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
         return StepReport()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -41,6 +42,9 @@ class Scripted:
         self.asked: list[tuple[int, int, Grid]] = []
         self.applied: list[tuple[int, Consensus]] = []
         self.own_fault: Exception | None = None
+
+    def computing(self, state: RunState) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         self.asked.append((step, attempt, grid))

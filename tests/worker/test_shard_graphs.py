@@ -429,7 +429,7 @@ def test_so_are_updates_of_replicas_that_run_free(retracer: Retracer, monkeypatc
         (Seeded, "gives other bits"),
         (Named, "texts or numbers beside their tensors"),
         (Ragged, "other shapes than the first 4"),
-        (Rated, "pipeline.made is the optimizer"),
+        (Rated, "pipeline.made is of the optimizer"),
         (Writing, "writes the buffer 'top'"),
         (Refilling, "model keeps (one number) was filled anew meanwhile"),
     ],

@@ -122,7 +122,8 @@ class ShardUpdates:
         self._replica.begin_step()
         self.optimizers.begin(shard)  # a loss may read what it remembers, as in lockstep
         try:
-            computed = self._computed(shard, reading.clock)
+            with self._updater.shown(self._lockstep_step(reading), reading.reductions):
+                computed = self._computed(shard, reading.clock)
             memory = self._memory = self._memory or _AfterPass.of(self._replica)
             if computed is None:
                 return None, self._filtered(shard, reading.clock, x, memory.update.zero_())
@@ -187,8 +188,11 @@ class ShardUpdates:
             raise NonFinite(
                 f"the gradient of {name} is not finite in {where}{named}", NON_FINITE_REMEDY, code="loss.gradient"
             )
-        step = min(reading.total // self._shards, reading.steps - 1)
-        self._updater.move(step, reading.reductions, views, memory.gradient)
+        self._updater.move(self._lockstep_step(reading), reading.reductions, views, memory.gradient)
+
+    def _lockstep_step(self, reading: Reading) -> int:
+        """The step whose rates are those of this update."""
+        return min(reading.total // self._shards, reading.steps - 1)
 
     def _filtered(self, shard: int, clock: int, x: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         """The significant part of the update and of what was held back; the rest is held back (Gaia, section 3.2)."""

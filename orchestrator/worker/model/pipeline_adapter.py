@@ -48,6 +48,8 @@ from orchestrator.worker.model.refused_operation import name_line
 from orchestrator.worker.model.shard_graphs import Judged, ShardGraphs, Work
 from orchestrator.worker.model.training_samples import TrainingSamples, length_of
 
+_FEW = 64  # items of a collection
+
 Unread = tuple[float | torch.Tensor, float | torch.Tensor]  # mean loss and weight; tensors if nobody has looked at them
 
 
@@ -139,8 +141,8 @@ class PipelineAdapter:
             is_told = self.takes_step and not asks_step
         if is_told:
             return "loss() takes the step"
-        kept = next((name for name, each in self._attributes() if isinstance(each, torch.optim.Optimizer)), None)
-        return "" if kept is None else f"{kept} is the optimizer, whose learning rates may change in each step"
+        kept = next((name for name, each in self._attributes() if _has_rates(each)), None)
+        return "" if kept is None else f"{kept} is of the optimizer, whose learning rates may change in each step"
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
         """The attributes of the pipeline and of the model's layers, which `loss` may read, by their names."""
@@ -392,6 +394,15 @@ class PipelineAdapter:
             )
         train, validation = returned
         return train, validation
+
+
+def _has_rates(value: Any, *, alone: bool = False) -> bool:
+    """Whether it is an optimizer, a group of one, or a small collection with some. alone: it is looked at without its items."""
+    if isinstance(value, torch.optim.Optimizer) or (isinstance(value, dict) and {"params", "lr"} <= value.keys()):
+        return True
+    if alone or not isinstance(value, (dict, list, tuple)) or len(value) > _FEW:
+        return False
+    return any(_has_rates(each, alone=True) for each in (value.values() if isinstance(value, dict) else value))
 
 
 def _evaluated(step: int, batch: int) -> str:

@@ -3,12 +3,14 @@ It is the same at every worker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from orchestrator.common import injection
 from orchestrator.config.plan import Update
+from orchestrator.errors import OrchestratorError
 from orchestrator.optim import optimizers, schedules
 from orchestrator.optim.chunked_step import Pieces
 from orchestrator.optim.clipping import Clipping
@@ -63,6 +65,22 @@ class Updater:
         """As they were when the optimizer was built."""
         for group, own in zip(self.optimizer.param_groups, self._options, strict=True):
             group.update(own)
+
+    @contextlib.contextmanager
+    def shown(self, step: int, reductions: int) -> Iterator[None]:
+        """Within this, the optimizer has the rates of that step, for a loss that reads them, as in a loop of torch. Its update
+        sets them for good, so a step that fails leaves those of the step before."""
+        groups = self.optimizer.param_groups
+        before = [group["lr"] for group in groups]
+        with contextlib.suppress(OrchestratorError):  # it is raised by the update, where all members are
+            factor = self._rate(step, reductions)
+            for group, rate in zip(groups, self._rates, strict=True):
+                group["lr"] = optimizers.rate_like(group["lr"], rate * factor)
+        try:
+            yield
+        finally:
+            for group, own in zip(groups, before, strict=False):
+                group["lr"] = own
 
     def make(
         self,

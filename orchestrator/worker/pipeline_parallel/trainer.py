@@ -14,6 +14,7 @@ its sum keeps that: others may have applied theirs (`second_vote`)."""
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -96,6 +97,9 @@ class StageTrainer:
         self._at_once = begins_at_once(links.program)
         self._kept = self._at_once if self._parts.recompute else frozenset(links.shards)
         self._faults = {}
+
+    def computing(self, state: RunState) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()  # no pipeline has the optimizer of a stage
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         links = self._links

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -89,6 +90,9 @@ class LocalTrainer:
         self._fault: tuple[int, OrchestratorError] | None = None
         # of a worker with one shard, to be rounded again
         self._single: tuple[Gradients, float, StepReport] | None = None
+
+    def computing(self, state: RunState) -> AbstractContextManager[None]:
+        return self._updater.shown(state.steps, state.reductions)
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         if attempt > 0 and self._single is not None and self._repeated:
@@ -204,7 +208,7 @@ class LocalTrainer:
         if self.second_update is None:
             update()
         else:
-            self.second_update.apply(state.steps, self._shards, update)
+            self.second_update.apply(state, self._shards, update)
         self._summation.commit()
         self._gradients.states.commit()
         if self._consumer is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, Self
 
@@ -37,6 +38,9 @@ COMPARED_EVERY = 10  # to compare parts of a sum reads and writes 24 bytes an el
 
 class Member(Protocol):
     """A worker's or a server's part in a step: a worker computes and applies, a server only adds."""
+
+    def computing(self, state: RunState) -> AbstractContextManager[None]:
+        """Within this, micro-batches of the step after this state are computed."""
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         """Put this member's exact contribution into its region and say what the others must know. Never raises for a fault
@@ -119,6 +123,20 @@ class Lockstep:
 
     def advance(self, state: RunState) -> StepOutcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, Distrusted, and what the transport raises."""
+        with self._member.computing(state):
+            attempt, consensus, grid, fingerprint = self._add_up(state)
+        line = self._member.line(state.steps, consensus, fingerprint)
+        if self._contents.divided:
+            self._member.make(state, consensus)
+            self._exchange.maximum(state.steps, attempt, MADE, torch.zeros(1, dtype=torch.int64))
+        self._member.apply(state, consensus)
+        if self._contents.exact:
+            grid = grid.committed(consensus.magnitudes)
+        return StepOutcome(state.steps + 1, (line,), grid, consensus.requests)
+
+    def _add_up(self, state: RunState) -> tuple[int, Consensus, Grid, int]:
+        """Compute and sum a step. Returns the number, the consensus and the grid of the last attempt, and the fingerprint of
+        the sum."""
         step, sent_bytes = state.steps, self._exchange.sent_bytes
         attempt, consensus, grid = self._agree(step, state.grid)
         checks, due = self._contents.checks, self._contents.checks.due(step)
@@ -130,14 +148,7 @@ class Lockstep:
             since = max(0, step - COMPARED_EVERY + 1) if self._copies else 0
             checks.look_back(self._exchange, step, attempt, fingerprint, self._checked if due else None, since)
         self._is_first = False
-        line = self._member.line(step, consensus, fingerprint)
-        if self._contents.divided:
-            self._member.make(state, consensus)
-            self._exchange.maximum(step, attempt, MADE, torch.zeros(1, dtype=torch.int64))
-        self._member.apply(state, consensus)
-        if self._contents.exact:
-            grid = grid.committed(consensus.magnitudes)
-        return StepOutcome(step + 1, (line,), grid, consensus.requests)
+        return attempt, consensus, grid, fingerprint
 
     def _agree(self, step: int, grid: Grid) -> tuple[int, Consensus, Grid]:
         """Vote until the grid fits. Returns the number, the consensus and the grid of the last attempt."""

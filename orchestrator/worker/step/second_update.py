@@ -18,6 +18,7 @@ import torch
 from orchestrator.errors import Inconsistent, OrchestratorError
 from orchestrator.numerics.digests import prints_of
 from orchestrator.optim import optimizers
+from orchestrator.worker.between_steps.run_state import RunState
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.updater import Updater
@@ -37,9 +38,10 @@ class SecondUpdate:
         is_small = size <= _MOST and all(each.is_cpu for each in self._tensors)
         self._is_tried = is_read_anew and is_small and not optimizers.is_of_torch(updater.optimizer)
 
-    def apply(self, step: int, computed: Sequence[int], apply: Callable[[], None]) -> None:
-        """Apply the update of this step. computed: the shards that this worker has computed for it, in order. Raises what
-        `apply` does before it changes anything, and Inconsistent."""
+    def apply(self, state: RunState, computed: Sequence[int], apply: Callable[[], None]) -> None:
+        """Apply the update of the step after this state. computed: the shards that this worker has computed for it, in order.
+        Raises what `apply` does before it changes anything, and Inconsistent."""
+        step = state.steps
         other = self._other(step, computed)
         if other is None:
             apply()
@@ -49,7 +51,8 @@ class SecondUpdate:
         apply()
         found = prints_of(self._tensors)
         put_back()
-        self._compute(step, other)
+        with self._updater.shown(step, state.reductions):
+            self._compute(step, other)
         apply()
         if prints_of(self._tensors) != found:
             raise Inconsistent(
