@@ -23,7 +23,7 @@ from orchestrator.config.settings import kept, load, to_yaml
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import RunOutcome
-from orchestrator.errors import ConfigurationError, OrchestratorError, code_of
+from orchestrator.errors import ConfigurationError, OrchestratorError, UsageError, code_of
 from orchestrator.experiments import pictures
 from orchestrator.experiments.rerun import sweep as repeated
 from orchestrator.experiments.rerun.sweep import parting
@@ -32,7 +32,14 @@ from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.experiments.search.space import Choice, Range, Space
 from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.experiments.sweep import combining, trials
-from orchestrator.experiments.sweep.record import SweepHistory, SweepRecord, folder_of, of_runs, parameters
+from orchestrator.experiments.sweep.record import (
+    SweepHistory,
+    SweepRecord,
+    folder_of,
+    of_runs,
+    parameters,
+    recorded_trial,
+)
 from orchestrator.experiments.sweep.report import SweepReport, again, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import (
     Seen,
@@ -427,3 +434,18 @@ def test_the_copy_of_a_sweep_of_elsewhere_is_made_anew_once_it_has_gone_on(tmp_p
     told["sweep.jsonl"] = "asked and ended"
     assert journal("KILLED", 5) == "asked"
     assert journal("FINISHED", 7) == "asked and ended"
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [("mlflow.no-such-run", "launch the ensemble again"), ("mlflow.run-deleted", "bring it back")]
+)
+def test_a_run_of_a_sweep_that_was_removed_is_told_by_its_number(tmp_path: Path, code: str, remedy: str) -> None:
+    """As by `mlflow gc`. The message named an id that nobody had typed."""
+    past = Past("5eeb", "swept", "default", "FINISHED", 0, None, {}, None, kind="ensemble")
+    store = MagicMock(find=MagicMock(side_effect=UsageError("there is no run a1", "bring it back", code=code)))
+    with refused("sweep.trial-gone", "ensemble 5eeb lacks its member 2: there is no run a1") as found:
+        recorded_trial(store, tmp_path, past, (2, 0), "a1")
+    assert remedy in found.value.remedy
+    store.find.side_effect = UsageError("no answer", "start it", code="mlflow.out-of-reach")
+    with refused("mlflow.out-of-reach"):
+        recorded_trial(store, tmp_path, past, (2, 0), "a1")

@@ -30,6 +30,7 @@ from orchestrator.experiments.sweep.record import (
     by_whom,
     examine_sweep,
     folder_of,
+    recorded_trial,
     require_secret,
     with_same_trials,
 )
@@ -91,7 +92,9 @@ def rerun_sweep(
             f"go on with it first: resume={past.run_id}",
             code="sweep.of-unfinished",
         )
-    recorded = {place: _recorded(store, folder, run_id) for place, run_id in sorted(known.begun.items())}
+    recorded = {
+        place: recorded_trial(store, folder, past, place, run_id) for place, run_id in sorted(known.begun.items())
+    }
     if not recorded:
         raise NotRerunnable(
             f"{past.kind} {past.run_id} has no trial that began", "launch it again", code="sweep.no-trial-began"
@@ -147,10 +150,6 @@ def require_none_left_to_chance(past: Past, recorded: Iterable[Recorded]) -> Non
                 f"repeat its runs one by one, which are told: rerun={each.past.run_id}",
                 code="sweep.left-to-chance",
             )
-
-
-def _recorded(store: Store, folder: Path, run_id: str) -> Recorded:
-    return Recorded.of(store, folder, store.find(run_id))
 
 
 def _compared(

@@ -38,6 +38,10 @@ from orchestrator.records.lines import LineFile
 SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifacts
 ENSEMBLE = "ensemble"  # as a kind
 _OF_SWEEPS = ("parallel=", "ensemble.", "search.")  # keys that a run has not
+_GONE = (
+    "mlflow.no-such-run",
+    "mlflow.run-deleted",
+)  # codes of a run that was removed: for good, and so that it can come back
 _LOADER = "orchestrator.worker.ensemble.pyfunc"
 
 
@@ -278,8 +282,29 @@ def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
     files = SweepFolder(folder, past.run_id)
     copies.bring(store, past, files.run, SWEEP, [files.settings, files.journal])
     if not (files.settings.exists() and files.journal.exists()):
-        raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again", code="sweep.no-record")
+        raise NotRerunnable(
+            f"the record of sweep {past.run_id} is not here, and MLflow has not got it",
+            "type the command where it was launched, in the folder of its project, or launch it again",
+            code="sweep.no-record",
+        )
     return files
+
+
+def recorded_trial(store: Store, folder: Path, past: Past, place: TrialRung, run_id: str) -> Recorded:
+    """The run of a trial of the sweep or ensemble `past`. Raises NotRerunnable, naming both, where MLflow has it no more."""
+    try:
+        found = store.find(run_id)
+    except UsageError as error:
+        if error.code not in _GONE:
+            raise
+        noun = "member" if past.kind == ENSEMBLE else "trial"
+        again = f"launch the {past.kind} again; runs of it that are there can be repeated one by one: rerun=RUN_ID"
+        raise NotRerunnable(
+            f"{past.kind} {past.run_id} lacks its {noun} {place[0]}: {error.message}",
+            again if error.code == _GONE[0] else error.remedy,
+            code="sweep.trial-gone",
+        ) from None
+    return Recorded.of(store, folder, found)
 
 
 def by_whom(past: Past, recorded: Recorded | None) -> Past:

@@ -49,6 +49,7 @@ from orchestrator.experiments.sweep.record import (
     examine_sweep,
     folder_of,
     of_runs,
+    recorded_trial,
     require_secret,
     with_same_trials,
 )
@@ -94,7 +95,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
     files = folder_of(store, folder, past)
     kept_overrides = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
     history = SweepHistory.read(files.journal)
-    first = _first_recorded(store, folder, history)
+    first = _first_recorded(store, folder, past, history)
     trust.require_own(
         by_whom(past, first), trusted, "a resume", lambda: examine_sweep(past.kind, files, first, overrides)
     )
@@ -119,10 +120,10 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
             return _drive(changed, record, folder, of_runs(kept_overrides), tree, notes=notes, trusted=trusted)
 
 
-def _first_recorded(store: Store, folder: Path, known: SweepHistory) -> Recorded | None:
+def _first_recorded(store: Store, folder: Path, past: Past, known: SweepHistory) -> Recorded | None:
     """The first run of the sweep that has a record, whose code is that of all."""
     for place in sorted(known.begun):
-        recorded = Recorded.of(store, folder, store.find(known.begun[place]))
+        recorded = recorded_trial(store, folder, past, place, known.begun[place])
         if recorded.files.settings.exists():
             return recorded
     return None
