@@ -24,6 +24,7 @@ class Course:
     order: str = "shuffled"  # in which an epoch visits the samples
     sampling: str = "uniform"  # with which weights samples are drawn
     evaluates_in_steps: bool = True  # whether evaluations come after a number of steps, and not by the clock or never
+    updates: int = 1  # the most that a shard has in a step: its local steps, in which an epoch is counted too
 
 
 class Told(Pipeline):

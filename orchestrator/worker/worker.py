@@ -170,7 +170,7 @@ class Worker:
             workload = PipelineAdapter(kind, plan.run, plan.data, whole_on, self._services.sites)
         notes = workload.begin(plan)
         if self._callbacks is not None and isinstance(workload.pipeline, Told):
-            self._callbacks.begin(construction.course_of(plan, workload.samples.order))
+            self._callbacks.begin(construction.course_of(plan, workload.samples))
         if self._services.is_first:  # one worker tells for all
             for note in notes:
                 self._services.emit({"event": "device", "why": note})

@@ -36,7 +36,9 @@ from orchestrator.adapters.table import find
 from orchestrator.common import once
 from orchestrator.common.values import Every
 from orchestrator.config.resolve import resolve
+from orchestrator.config.settings import load
 from orchestrator.data.fetching import fetch
+from orchestrator.data.sites import Attendance
 from orchestrator.errors import Inconsistent, code_of
 from orchestrator.numerics.streams import seeded
 from orchestrator.optim.patience import MonitoredMetric, Patience
@@ -46,6 +48,7 @@ from orchestrator.worker.between_steps import serving_trial
 from orchestrator.worker.between_steps.evaluation import means_of
 from orchestrator.worker.model import construction
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from orchestrator.worker.model.training_samples import TrainingSamples
 from tests.adapters import standin
 from tests.adapters.standin import Data, Hits, Lit, Metric
 from tests.refusals import refused
@@ -234,6 +237,27 @@ def test_an_evaluation_behind_an_epoch_is_of_that_epoch() -> None:
         found.append((updates, in_training, *(int(numbers[name]) for name in ("step", "epoch")), at_the_end["epoch"]))
         pipeline.loss(model.train(), batch)
     assert found == [(0, 0, 0, 0, 0), (3, 0, 3, 0, 0), (4, 1, 4, 0, 0), (5, 1, 5, 1, 1), (8, 2, 8, 1, 1)]
+
+
+class CountsLocalSteps(Lit):
+    def on_validation_epoch_end(self) -> None:
+        self.log("place", self.trainer.global_step)
+        self.log("epoch", self.trainer.current_epoch)
+        self.log("epochs", self.trainer.max_epochs)
+
+
+def test_an_evaluation_counts_local_steps_as_validation_step_does() -> None:
+    """In on_validation_epoch_end the place was that of the rounds, divided by the local steps of an epoch."""
+    pipeline = made(f"{__name__}:CountsLocalSteps")
+    job = {"run": {"steps": 6}, "pipeline": {"target": "package:Lit"}, "data": {"batch_size": 10}}
+    local = {"steps": 3, "optimizer": {"name": "sgd", "lr": 0.1}}
+    plan = resolve(load([{**job, "optimizer": "sgd", "local": local}], []))
+    train, _ = pipeline.datasets()
+    pipeline.begin(
+        construction.course_of(plan, TrainingSamples(pipeline, train, 0, plan.data, Attendance(plan.data, ())))
+    )
+    expected = {"place": 15.0, "epoch": 3.0, "epochs": 5.0}  # an epoch has 4 batches
+    assert pipeline.on_evaluation(4, {}, pipeline.model()) == expected
 
 
 @pytest.mark.slow

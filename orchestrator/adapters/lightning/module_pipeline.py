@@ -289,7 +289,8 @@ class Looks(ModulePipeline):
     def on_evaluation(self, step: int, metrics: Mapping[str, float], model: Any) -> Mapping[str, float]:
         numbers = NumbersAtTheEnd()
         trainer = self._trainer
-        trainer.global_step, trainer.stage, trainer.numbers = step + 1, "validating", numbers
+        trainer.global_step = trainer.updates_behind(step)
+        trainer.stage, trainer.numbers = "validating", numbers
         trainer.evaluated = {name.removeprefix(_VALIDATION): torch.tensor(value) for name, value in metrics.items()}
         devices.follow(model)
         model.on_validation_epoch_end()

@@ -48,6 +48,10 @@ class Trainer:
     def begin(self, course: Course) -> None:
         self._course = course
 
+    def updates_behind(self, step: int) -> int:
+        """The number of updates that the model of a shard has had after this step of the run."""
+        return (step + 1) * (1 if self._course is None else self._course.updates)
+
     @property
     def training(self) -> bool:
         return self.stage != "validating"
@@ -71,7 +75,7 @@ class Trainer:
 
     @property
     def max_epochs(self) -> int:
-        return -(-self._known.steps // self._known.epoch)
+        return -(-self._known.steps * self._known.updates // self._known.epoch)
 
     @property
     def current_epoch(self) -> int:

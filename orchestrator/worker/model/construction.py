@@ -191,9 +191,10 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     return weakref.ref(model), Rehearsal(notes, parameters, layout, plateau, trained)
 
 
-def course_of(plan: Plan, order: Any) -> Course:
-    """The course of a run. order: of its samples; None before these are known, where it is some course."""
+def course_of(plan: Plan, samples: Any) -> Course:
+    """The course of a run. samples: of its training; None before these are known, where it is some course."""
     run, data = plan.run, plan.data
+    order = None if samples is None else samples.order
     epoch = _SOME_STEPS if order is None else order.steps_per_epoch
     steps = run.length((lambda epochs: epochs * epoch) if order is None else order.steps_of)
     return Course(
@@ -204,6 +205,7 @@ def course_of(plan: Plan, order: Any) -> Course:
         data.order.name,
         "uniform" if data.sampling is None else data.sampling.name,
         plan.cadence.evaluation is not None and plan.cadence.evaluation.seconds is None,
+        1 if samples is None else samples.steps_per_round,
     )
 
 

@@ -95,7 +95,7 @@ class PipelineAdapter:
         notes: list[str] = []
         if isinstance(self.pipeline, Told):
             with naming("what depends on the length of the run"):
-                notes += self.pipeline.begin(construction.course_of(plan, self.samples.order))
+                notes += self.pipeline.begin(construction.course_of(plan, self.samples))
         if plan.cadence.evaluation is not None and not self.evaluation_batches:
             notes.append("evaluation.every is set, and there is no validation set: nothing is evaluated")
         return notes
