@@ -33,6 +33,7 @@ class Card:
         self.state = torch.Generator()  # of the generator of this card
         self.drawn: list[list[int]] = []  # the seeds of each replay
         self.refusing: list[torch.Generator] = []  # states from which nothing is drawn outside a capture
+        self.writes_seeds = False  # in the stream of the capture, for which no other stream waits
         self.invalid = False
         self.waits_are_told = "default"  # the mode of torch that warns of each
         self._ended = ended
@@ -73,6 +74,7 @@ class Card:
         graph.began_with = self.state
         self.graphs.append(graph)
         before, self.stream = self.stream, CAPTURE
+        self.writes_seeds = True
         self.pools[pool] = self.pools.get(pool, 0) + 1
         self.underway.append(pool)
         self.capturing, self.refusing = True, [*self.refusing, self.state, *graph.states]
@@ -87,6 +89,9 @@ class Card:
                 raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
             self.refusing = [each for each in self.refusing if each not in (graph.began_with, *graph.states)]
             self.stream = before
+
+    def synchronize(self) -> None:
+        self.writes_seeds = False
 
     def end(self, device: int, pool: int) -> None:
         assert device == 0
@@ -116,6 +121,7 @@ class Graph:
         self.replays += 1
         assert self.card is not None
         assert self.began_with is not None
+        assert not self.card.writes_seeds, "those of a replay may be written over"
         self.card.require([self.began_with, *self.states])
         self.card.drawn.append([state.initial_seed() for state in self.states])
 
@@ -154,7 +160,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> Card:
         "stream": card.within,
         "current_stream": lambda: card.stream,
         "set_stream": lambda stream: setattr(card, "stream", stream),
-        "synchronize": lambda: None,
+        "synchronize": card.synchronize,
         "empty_cache": lambda: None,
         "CUDAGraph": Graph,
         "graph": card.capture,

@@ -136,6 +136,7 @@ def test_works_in_turn_that_fail_leave_nothing_half_ended(monkeypatch: pytest.Mo
         recorder.in_turn([card.launch, card.look, card.launch])
     assert card.stream is stream
     assert not card.underway
+    assert not card.writes_seeds, "their memory is given to others now"
     card.draw()
     assert card.state is state, "recordings of single works draw from this one"
     again()

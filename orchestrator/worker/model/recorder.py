@@ -150,6 +150,10 @@ class CudaRecorder:
             torch.cuda.set_stream(current)
             self._end(graph, pool)
             raise
+        finally:
+            # As a capture begins, torch writes seeds in its stream, which no other waits for. Their memory is given to others
+            # with the last graph, and a replay writes there too.
+            torch.cuda.synchronize()
 
         def again(_held: HoldMemory = held) -> None:
             graph.replay()
