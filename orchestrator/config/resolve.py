@@ -185,6 +185,7 @@ def _privacy(settings: Settings) -> Privacy | None:
     if chosen.clipping_norm is None:
         return None
     among = settings.data.partition.options.get("clients")
+    among = among if isinstance(among, int) else None  # a partition of the user's own may mean anything by it
     clients = (chosen.clients or among or shards) if settings.is_private else shards
     return Privacy(chosen.clipping_norm, chosen.noise_multiplier, chosen.delta or 0.0, clients, shards)
 

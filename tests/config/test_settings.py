@@ -228,6 +228,26 @@ def test_a_later_source_that_sets_another_topology_clears_the_options_of_the_one
         load([file], ["topology=ring", "topology.arity=3"])
 
 
+OF_ONES_OWN = ["schedule=a:b schedule.end=2 schedule.warmup=2", "data.partition=a:b data.partition.clients=x"]
+
+
+@pytest.mark.parametrize("typed", OF_ONES_OWN)
+def test_an_option_of_a_variant_of_ones_own_may_mean_anything(typed: str) -> None:
+    """Rules about options of that name took the value for one of theirs, and raised."""
+    resolve(given_on_command_line(*typed.split(), "privacy.clipping_norm=1"))
+
+
+def test_options_of_a_variant_without_a_name_break_no_rule(write: Write) -> None:
+    file = write("a.yaml", "topology: tree")
+    for typed in (
+        "topology=[]",
+        "schedule=[a] schedule.end=3 schedule.warmup=4",
+        "data.partition=[] data.partition.clients=x",
+    ):
+        (problem,) = problems(*typed.split(), conf=(file,))
+        assert ".name: expected text, got [" in problem
+
+
 @pytest.mark.parametrize(("typed", "meant"), [("tree", "tree"), ("{name: tree, arity: 3}", "tree")])
 def test_a_scalar_sets_the_name_or_the_mode_of_its_section(write: Write, typed: str, meant: str) -> None:
     file = write(

@@ -225,11 +225,11 @@ def _leave_to_measuring(merged: Merged, path: KeyPath, given: Given) -> bool:
     return False
 
 
-def _drop_options(merged: Merged, section: str, name: str, source: Source) -> None:
+def _drop_options(merged: Merged, section: str, name: Any, source: Source) -> None:
     """A later source that sets another name leaves the options behind that what it names does not have."""
     table, path = TABLES[section], path_of(section)
     below = merged.get(BY_PATH[path], {})
-    kept = table.options(name) if name in table else {}
+    kept = table.options(name) if isinstance(name, str) and name in table else {}
     new = {leaf.path[len(path) :] for leaf in source.leaves if leaf.path[: len(path)] == path}
     for path in [path for path in below if path[0] not in kept and path not in new]:
         del below[path]

@@ -233,11 +233,24 @@ def broken_rules(values: Mapping[Key, Any], among: Sequence[Rule]) -> list[tuple
     """The rules that the values break, each with its sentence; rules over keys without a value are left out."""
     named = {key.name: value for key, value in values.items() if key.table is None or not key.is_open}
     for key, options in values.items():
-        known = key.table.known_options() if key.table else {}
-        named.update({f"{key.name}.{option}": options.get(option) for option in known})
+        if key.table is None or (entry := BY_PATH[*key.path, "name"]) not in values:
+            continue
+        own = values[entry] is not None and is_reference(values[entry])
+        for option, kinds in key.table.known_options().items():
+            given = options.get(option)
+            counts = not own or any(_is_of(each.kind, given) for each in kinds.values())
+            named[f"{key.name}.{option}"] = given if counts else None
     rules = [rule for rule in among if all(name in named for name in rule.keys)]
     found = [(rule, rule.problem(*(named[name] for name in rule.keys))) for rule in rules]
     return [(rule, sentence) for rule, sentence in found if sentence is not None]
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether an option of a variant of the user's own, which takes what it likes, says what the table's entries say by it."""
+    try:
+        return bool(read(kind, Given(value)) == value)
+    except MismatchError:
+        return False
 
 
 def _unfit(key: Key, value: Any) -> str | None:
