@@ -166,7 +166,8 @@ class WorkerHooks:
             step = self._state.loop.run_state.steps - 1
             emit({"event": "evaluated", "step": step, "metrics": dict(metrics), **again})
             if self._state.callbacks is not None and self._rank == 0:
-                self._state.callbacks.call(step, metrics, self._state.boundary.state())
+                boundary = self._state.boundary
+                self._state.callbacks.call(step, metrics, {**boundary.state(), **boundary.unsaved()})
         self._services.tell_times()
 
     def save(self, run_state: RunState) -> None:

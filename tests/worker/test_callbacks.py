@@ -20,7 +20,10 @@ from orchestrator.cluster.forkserver.children import child
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.worker.between_steps import callbacks
+from orchestrator.worker.between_steps.boundary import Whole
 from orchestrator.worker.between_steps.callbacks import Callbacks
+from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
+from orchestrator.worker.model.replica import Replica
 
 pytestmark = pytest.mark.slow
 DATA = torch.utils.data.TensorDataset(torch.zeros(4, 2))
@@ -170,6 +173,38 @@ def test_training_waits_for_no_call_and_what_is_too_much_is_left_out(
     assert left_out[7] == "it had not returned after 0.5 s (cluster.step_timeout_s)"
     assert left_out[5] == left_out[6] == "it was left out"
     assert "failed" not in told.calls[0]
+
+
+class Unsaved(Called):
+    """Its centre moves, and no state_dict holds it."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
+        model.register_buffer("centre", torch.zeros(2), persistent=False)
+        model.register_buffer("mask", torch.ones(2), persistent=False)
+        return model
+
+    def buffers(self) -> dict[str, str]:
+        return {"centre": "mean"}
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float], model: nn.Module) -> Any:  # noqa: ARG002
+        return {"centre": model.get_buffer("centre").sum(), "mask": model.get_buffer("mask").sum()}
+
+
+@pytest.mark.usefixtures("forked")
+def test_buffers_that_move_and_are_not_saved_are_given(told: Told) -> None:
+    """They had their first values there, and in metrics() those of the step."""
+    settings = {"run": {"steps": 9}, "pipeline": {"target": f"{__name__}:Unsaved"}, "optimizer": "sgd"}
+    plan = resolve(load([settings], []))
+    workload = PipelineAdapter(Unsaved, plan.run, plan.data)
+    whole = Whole(workload, Replica(workload.model, rules=workload.buffer_rules), 1, workload.evaluate)
+    workload.model.get_buffer("centre").add_(2)
+    assert list(whole.unsaved()) == ["centre"]
+    calls = Callbacks(plan, told, child)
+    calls.call(5, {}, {**whole.state(), **whole.unsaved()})
+    calls.finish(nothing, 200)
+    calls.close()
+    assert told.calls[5]["metrics"] == {"centre": 4.0, "mask": 2.0}
 
 
 class OfARun(Adapted):

@@ -44,6 +44,9 @@ class Boundary(Protocol):
         """The model's parameters and persistent buffers themselves, as far as this worker has them; a worker of another stage
         has others."""
 
+    def unsaved(self) -> dict[str, torch.Tensor]:
+        """The buffers themselves that move by a rule and that `state` lacks, as they are not persistent."""
+
 
 class Whole:
     """Implements `Boundary` for a worker that holds all of the model."""
@@ -82,3 +85,8 @@ class Whole:
 
     def state(self) -> dict[str, torch.Tensor]:
         return distinct_state(self._workload.model)
+
+    def unsaved(self) -> dict[str, torch.Tensor]:
+        state, moving = self.state(), self._workload.buffer_rules
+        buffers = self._workload.model.named_buffers()
+        return {name: buffer.detach() for name, buffer in buffers if name in moving and name not in state}

@@ -89,7 +89,8 @@ class Callbacks:
         self._recipe = replace(self._recipe, course=course)
 
     def call(self, step: int, metrics: Mapping[str, float], state: Mapping[str, torch.Tensor]) -> None:
-        """Have `on_evaluation` called with a copy of this state, and go on."""
+        """Have `on_evaluation` called with a copy of this state, and go on. state: buffers that are not persistent may be in
+        it, too."""
         call = _Call(step, dict(metrics), _saved(state))
         with self._changed:
             self._waiting.append(call)
@@ -233,6 +234,10 @@ class _Caller:
         state = torch.load(io.BytesIO(call.state), weights_only=True)
         with naming("giving the model of on_evaluation() its weights"):
             self._model.load_state_dict(state, strict=False)  # tied tensors are there once
+            unsaved = state.keys() - self._model.state_dict().keys()
+            for name, buffer in self._model.named_buffers():
+                if name in unsaved:
+                    buffer.copy_(state[name])
             self._model.requires_grad_(False)
             return self._model.eval()
 

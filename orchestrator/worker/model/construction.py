@@ -268,8 +268,8 @@ def _notes_on_buffers(model: torch.nn.Module, rules: Mapping[str, str]) -> list[
         return []
     others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return [
-        f"buffers() has a rule for {lost[0]!r}{others}, which no state_dict() holds: if it moves, the model that is saved, "
-        "served or given to on_evaluation() has its first value; register it without persistent=False"
+        f"buffers() has a rule for {lost[0]!r}{others}, which no state_dict() holds: if it moves, the model that is saved or "
+        "served has its first value; register it without persistent=False"
     ]
 
 
