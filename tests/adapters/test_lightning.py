@@ -23,6 +23,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
+    random_split,
 )
 
 from orchestrator.adapters import table
@@ -743,6 +744,28 @@ def test_a_module_may_set_validation_step_to_none(name: str) -> None:
     with torch.no_grad():
         assert torch.equal(pipeline.loss(model, batch), nn.functional.cross_entropy(model(batch[0]), batch[1]))
     assert pipeline.metrics(model, batch) == {}
+
+
+class SplitsInInit(Splits):
+    def __init__(self) -> None:
+        super().__init__()
+        seeded_by_itself = torch.Generator().manual_seed(0)
+        self.shown = torch.randperm(4, generator=seeded_by_itself)
+        self.drawn = random_split(TensorDataset(torch.arange(40)), [9, 31])
+
+    def setup(self, stage: str) -> None:
+        pass
+
+
+def test_a_launch_tells_of_a_split_that_the_model_draws_for_itself() -> None:
+    """Its loaders are those of another module of the class, whose __init__ drew other samples."""
+    kinds: list[Any] = [
+        find(Source(f"{__name__}:{name}", {}, data))
+        for name, data in (("SplitsInInit", None), ("SplitsInInit", DATA), ("Splits", None))
+    ]
+    notes = [[note for note in kind().notes() if "draws a split" in note] for kind in kinds]
+    assert notes[0][0].startswith("__init__ of SplitsInInit draws a split (random_split), and")
+    assert notes[1:] == [[], []]
 
 
 class AsksForData(Lit):

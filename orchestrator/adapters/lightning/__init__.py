@@ -10,7 +10,15 @@ from torch.optim import lr_scheduler
 from orchestrator.adapters.adapted import Apart, Course
 from orchestrator.adapters.lightning import misfits
 from orchestrator.adapters.lightning.module_pipeline import Looks, ModulePipeline, Optimizes, Schedules, ToldSteps
-from orchestrator.adapters.lightning.reading import Reading, computed, hands_on_self, is_shown, logged, names_in
+from orchestrator.adapters.lightning.reading import (
+    Reading,
+    computed,
+    drawn_by,
+    hands_on_self,
+    is_shown,
+    logged,
+    names_in,
+)
 from orchestrator.adapters.source import Source
 from orchestrator.common import import_string
 from orchestrator.errors import ConfigurationError, PipelineRaised, code_of, coded
@@ -28,6 +36,7 @@ _ASKED = (
     *("on_before_batch_transfer", "on_after_batch_transfer", "on_validation_epoch_end", "train_dataloader"),
 )
 _PLACE = {"current_epoch", "global_step", "trainer"}  # whoever names one asks where in the run a step is
+_SPLITS = ("random_split", "randperm", "train_test_split")
 _PLATEAU = "ReduceLROnPlateau"
 _SCHEDULERS = {name for name in dir(lr_scheduler) if name[:1].isupper()} - {_PLATEAU, "Optimizer", "Tensor"} | {"SWALR"}
 
@@ -103,7 +112,7 @@ def _made(found: type, source: Source) -> type[ModulePipeline]:
         "own_of_data": frozenset(each for each in _ASKED if data is not None and data.overrides(each)),
         "validated": _validated(module),
         "looks_at_data": _looks_at_data(module, data_class),
-        "told": tuple(_told(module, name)),
+        "told": (*_told(module, name), *(_of_own_data(module, name) if data is None else ())),
     }
     return type(name, (*_parts(module), ModulePipeline), facts)
 
@@ -184,3 +193,13 @@ def _told(module: Reading, name: str) -> Iterator[str]:
         )
     if module.overrides("teardown"):
         yield f"teardown of {name} is not called: the processes of a run end with it"
+
+
+def _of_own_data(module: Reading, name: str) -> Iterator[str]:
+    """A module is made once for its loaders and once as the model, each of which draws in __init__ for itself."""
+    splits = dict.fromkeys(drawn_by(_SPLITS, module.through("__init__")))
+    if splits and module.overrides("on_validation_epoch_end"):
+        yield (
+            f"__init__ of {name} draws a split ({', '.join(splits)}), and on_validation_epoch_end finds another one than the "
+            "loaders have, perhaps with samples of training: draw it in setup(), or give it a seed of its own"
+        )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "torch", "torchmetrics", "builtins")
+_SEEDS = ("generator", "random_state", "seed")  # what a call that draws from one of its own says
 _DEMOS = ("lightning.pytorch.demos.", "pytorch_lightning.demos.")  # modules that people try a tool with
 
 
@@ -148,3 +149,12 @@ def computed(functions: list[ast.FunctionDef]) -> list[str]:
         and not (node.args or node.keywords or node in shown)
     ]
     return [each for each in dict.fromkeys(found) if each.startswith("self.")]
+
+
+def drawn_by(names: Sequence[str], functions: list[ast.FunctionDef]) -> Iterator[str]:
+    """Each call of a function of one of these names to which they give no generator and no seed."""
+    for function in functions:
+        for node in ast.walk(function):
+            called = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if called in names and not any(seed in ast.unparse(node).lower() for seed in _SEEDS):
+                yield called
