@@ -18,7 +18,17 @@ from pathlib import Path
 from orchestrator.cluster.forkserver import client
 
 _ROOT = Path(__file__).resolve().parents[3]
-_START = "import sys; sys.path.append(sys.argv[-1]); from orchestrator.cluster.forkserver.server import main; main()"
+# The folder of this package has others beside it, such as `pipelines`, which would be found in place of folders of the user's
+# project that have no __init__.py. So it is searched only where the package is found in no other way.
+_START = """
+import sys
+try:
+    import orchestrator
+except ModuleNotFoundError:
+    sys.path.append(sys.argv[-1])
+from orchestrator.cluster.forkserver.server import main
+main()
+"""
 
 
 def folder() -> Path | None:

@@ -102,3 +102,25 @@ def test_a_relative_search_path_is_that_of_the_launch(tmp_path: Path, monkeypatc
     os.close(write)
     found = json.loads((tmp_path / "s.sock.path").read_text())
     assert found[:3] == [str(tmp_path / "src"), str(tmp_path.parent / "beside"), "/elsewhere"]
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_the_folder_of_the_package_is_searched_only_where_it_must_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    """A project had a folder `pipelines` without __init__.py, and its workers trained a pipeline of the clone that was
+    installed."""
+    before, serves = launch_server._START.split("from orchestrator.cluster", 1)
+    assert serves.endswith("main()\n")
+    monkeypatch.setattr(launch_server, "_START", before + _TELLS_ITS_PATH)
+    if is_installed:
+        (tmp_path / "orchestrator.py").touch()
+    else:
+        monkeypatch.setattr(launch_server, "_options", lambda: ["-S"])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    read, write = os.pipe()
+    launch_server._begun(tmp_path / "s.sock", read).wait()
+    os.close(read)
+    os.close(write)
+    found = json.loads((tmp_path / "s.sock.path").read_text())
+    assert (str(launch_server._ROOT) in found) != is_installed
