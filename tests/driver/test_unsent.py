@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.unsent import Sent
 from orchestrator.errors import UsageError
-from orchestrator.provenance.tracking import default_uri, outbox
+from orchestrator.experiments.export import crate
+from orchestrator.experiments.rerun.repetition import repeat
+from orchestrator.experiments.rerun.run import RerunRequest
+from orchestrator.provenance.tracking import Store, Tracker, default_uri, outbox
 from orchestrator.provenance.tracking.outbox import Outbox
+from tests.refusals import refused
 
 
 class Client:
@@ -52,6 +57,14 @@ def left(folder: Path, run_id: str, store: str | None = None) -> Path:
     kept.add({"end": "FINISHED", "ms": 7})
     kept.close()
     return folder / run_id / outbox.FILE
+
+
+def _rerun(run_id: str, _: Path) -> object:
+    return repeat(run_id, [], None, RerunRequest())
+
+
+def _export(run_id: str, folder: Path) -> object:
+    return crate.export(run_id, crate.ExportRequest(folder / "run.zip", with_data=False, key=None, license=None), None)
 
 
 def test_each_run_of_a_store_is_sent_and_forgotten(tmp_path: Path) -> None:
@@ -142,3 +155,21 @@ def test_an_empty_file_lacks_nothing(tmp_path: Path) -> None:
     kept.close()
     assert unsent.send_all(tmp_path, None) == []
     assert not (tmp_path / "a" / outbox.FILE).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+@pytest.mark.parametrize("wanting", [_rerun, _export], ids=["a-rerun", "an-export"])
+def test_who_reads_a_run_sends_first_what_its_store_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanting: Callable[[str, Path], object]
+) -> None:
+    """A run that had finished was told not to be at its end, and the verdict of its rerun left out its digest."""
+    monkeypatch.chdir(tmp_path)
+    store = Store(None, project_folder(tmp_path))
+    tracker = Tracker.create(store, store.experiment("e"), "made", every_s=1.0)
+    tracker.describe({}, {"identity": "0"})
+    tracker.flush()
+    left(store.folder, tracker.run_id)
+    with refused("record.incomplete", "(FINISHED)"):  # it has no files
+        wanting(tracker.run_id, tmp_path)
+    assert store.find(tracker.run_id).digest == "5e9b"

@@ -65,9 +65,7 @@ def resume(
     folder = project_folder(project) if beside is None else beside.folder
     store = Store(uri, folder)
     display = for_stream() if beside is None else beside.display
-    sent = unsent.send(store)
-    for each in sent:
-        display.say(f"note: {each.sentence}")
+    sent = unsent.send_first(store, display.say)
     past = store.find(name)
     if past.kind == "audit":
         raise UsageError(

@@ -6,7 +6,7 @@ once, and who would drive the run meanwhile waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,14 @@ class Sent:
 def send(store: Store) -> list[Sent]:
     """Send this store what it lacks of runs of this project; those that somebody drives or sends are passed over."""
     return [_send(store, run_id) for run_id, name in _waiting(store.folder) if name == store.name]
+
+
+def send_first(store: Store, say: Callable[[str], None]) -> list[Sent]:
+    """As `send`, before a run is read there: it would seem to run, and to have no digest. say: told what came of it."""
+    sent = send(store)
+    for each in sent:
+        say(f"note: {each.sentence}")
+    return sent
 
 
 def send_all(folder: Path, given: Store | None) -> list[Sent]:

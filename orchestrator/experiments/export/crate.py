@@ -16,6 +16,7 @@ from orchestrator.checkpoint.storage import open_storage
 from orchestrator.common import temporary
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.preflight import initial, ownership
+from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import CheckpointDamaged, NotRerunnable, UsageError
@@ -78,13 +79,14 @@ def export(name: str, request: ExportRequest, uri: str | None) -> ExportedCrate:
     signer = None if request.key is None else statement.signer(request.key)
     folder = project_folder(Path.cwd())
     store = Store.with_run(uri, folder, name)
+    display = for_stream()
+    unsent.send_first(store, display.say)
     original = Recorded.find(store, folder, name)
     _require_ended(original)
     original.require()
     with original.readable():
         places = _places(original, request, folder)
     ownership.require_own_places(original.past, request.trusted, "export=", places)
-    display = for_stream()
     with ExitStack() as held:
         files = _of_record(original, store, held)
         data = _data(original, folder, held, are_included=request.with_data)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording import unsent
+from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import UsageError, few
 from orchestrator.experiments.rerun.audit import Asked, Audited
 from orchestrator.experiments.rerun.run import Rerun, RerunRequest, rerun
 from orchestrator.experiments.rerun.sweep import SweepRerun, rerun_sweep
 from orchestrator.experiments.sweep.record import find_sweep
 from orchestrator.provenance.crates import crate
+from orchestrator.provenance.tracking import Store
 
 _ENVIRONMENTS = ("check", "ignore", "rebuild")
 
@@ -39,7 +44,10 @@ def repeat(name: str, overrides: Sequence[str], uri: str | None, wanted: RerunRe
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started.
     """
     _require_one_kind(wanted)
-    past = None if crate.is_crate(name) or wanted.key is not None else find_sweep(name, uri)
+    past = None
+    if not crate.is_crate(name) and wanted.key is None:
+        unsent.send_first(Store.with_run(uri, project_folder(Path.cwd()), name), for_stream().say)
+        past = find_sweep(name, uri)
     if past is None:
         return rerun(name, overrides, uri, wanted)
     _require_whole(wanted)
