@@ -325,6 +325,16 @@ def test_a_newcomer_that_writes_checkpoints_takes_the_place_of_one_that_does_not
     assert len(play.of(Ask)) == 1, "one is enough"
 
 
+def test_it_waits_where_the_others_keep_a_state_of_their_shards() -> None:
+    """All went back to the last checkpoint, from long before, as the state of one that lost its place was gone."""
+    play = Play(requirements(spares=1))
+    play(Ready(0, KEEPING, can_restore=True), Ready(1, KEEPING), Ready(2, KEEPING), Stepped(0))
+    play(Died(0, "killed"), left(1, 1))
+    assert play.begin().members == (1, 2)
+    play(Ready(3, KEEPING, can_restore=True))
+    assert not play.of(Ask)
+
+
 # ---- losing members
 
 
