@@ -18,6 +18,7 @@ from orchestrator.cli.help import run as helped
 from orchestrator.cli.usage import commands, of, usage
 from orchestrator.config.settings import choices, described, names
 from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import UsageError
 from orchestrator.optim.optimizers import OPTIMIZERS
@@ -237,9 +238,16 @@ def test_bash_completes_what_stands_behind_the_last_sign() -> None:
     [("environment=rebuild", "rerun.rebuild-of-sweep"), ("explain=true", "rerun.explain-of-sweep")],
 )
 def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_store(monkeypatch)
     monkeypatch.setattr("orchestrator.experiments.rerun.repetition.find_sweep", lambda _name, _uri: object())
     with refused(code):
         COMMANDS["rerun"].run(Arguments("last", (given,), 0.0))
+
+
+def _without_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waiting to be sent there."""
+    monkeypatch.setattr(Store, "with_run", lambda *_: None)
+    monkeypatch.setattr(unsent, "send_first", lambda *_: [])
 
 
 def test_a_model_is_exported_alone() -> None:
@@ -276,7 +284,7 @@ def test_who_exports_a_run_that_has_not_ended_is_told_what_to_do(
     """Nobody has to wait for the end of a run whose driver was killed, or is sent to a resume that is refused."""
     past = Past("a" * 32, "n", "e", "RUNNING", 0, 1, {}, None, is_orphan=is_orphan)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Store, "with_run", lambda *_: None)
+    _without_store(monkeypatch)
     files = RunFolder(tmp_path, past.run_id)
     if has_begun:
         files.journal.touch()
