@@ -301,6 +301,17 @@ def test_a_run_of_a_project_that_may_only_be_read_is_looked_at(tmp_path: Path) -
     assert found.trace.read_text() == "a"
 
 
+def test_a_copy_of_a_run_whose_driver_lives_here_is_for_who_takes_over_alone(tmp_path: Path) -> None:
+    """A driver that is cut off from all others, on a machine of the same name, was waited for without end."""
+    files = RunFolder(tmp_path, PAST.run_id)
+    files.settings.write_text(SETTINGS)
+    files.fetched.write_text("RUNNING None")
+    recorded = Recorded(replace(PAST, status="RUNNING", is_driven_here=True), files)
+    with refused("record.still-running"):
+        recorded.require_readable()
+    recorded.require_readable(takes_over=True)
+
+
 def test_files_of_a_run_that_is_driven_here_are_its_own(tmp_path: Path) -> None:
     store, files = Uploads(), RunFolder(tmp_path, PAST.run_id)
     files.settings.write_text(SETTINGS)

@@ -84,7 +84,7 @@ def resume(
     recorded = Recorded.of(store, folder, past)
     trust.require_own(past, trusted, "a resume", lambda: trust.examine(recorded, overrides))
     with recorded.files.leased():
-        recorded.require_readable()
+        recorded.require_readable(takes_over=supervisor.TAKEN_OVER in os.environ)
         recorded.require_begun()
         settings = recorded.settings(overrides)
         _check_filed(recorded.held, settings)

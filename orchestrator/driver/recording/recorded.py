@@ -128,12 +128,12 @@ class Recorded:
                 code="record.incomplete",
             )
 
-    def require_readable(self) -> None:
-        """Raises NotRerunnable where a file that a run which goes on reads and writes is damaged, or there are no settings."""
+    def require_readable(self, *, takes_over: bool = False) -> None:
+        """Raises NotRerunnable where a file that a run which goes on reads and writes is damaged, or there are no settings.
+        takes_over: from a driver that nobody hears any more, whose process may live on this machine all the same."""
         files = self.files
-        self._require_here(
-            is_elsewhere=not files.settings.exists() or (files.fetched.exists() and self.past.is_driven_here)
-        )
+        is_copy = files.fetched.exists() and self.past.is_driven_here and not takes_over
+        self._require_here(is_elsewhere=not files.settings.exists() or is_copy)
         if not files.settings.exists():
             raise NotRerunnable(
                 f"run {self.past.run_id} ({self.past.status}) ended before its settings were recorded, as on a full disk",
