@@ -108,10 +108,9 @@ def _with_writer(state: ControllerState, chosen: Sequence[Member], ready: Sequen
 def lacks_writer(state: ControllerState, workers: Sequence[Member]) -> bool:
     """Whether none of these writes checkpoints, and one may take the place of another. Pipelines with stages and sites have
     fixed places, and what a worker keeps of its shards would be lost with its place."""
-    fixed = (
-        state.requirements.members.stages > 1 or bool(state.requirements.sites) or _keeps_shard_state(state, workers)
-    )
-    return len(workers) > 1 and not fixed and not any(member.can_restore for member in workers)
+    if state.requirements.members.stages > 1 or state.requirements.sites or _keeps_shard_state(state, workers):
+        return False
+    return len(workers) > 1 and not any(member.can_restore for member in workers)
 
 
 def _leaving(members: Iterable[Member]) -> list[Member]:

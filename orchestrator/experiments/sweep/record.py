@@ -38,10 +38,8 @@ from orchestrator.records.lines import LineFile
 SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifacts
 ENSEMBLE = "ensemble"  # as a kind
 _OF_SWEEPS = ("parallel=", "ensemble.", "search.")  # keys that a run has not
-_GONE = (
-    "mlflow.no-such-run",
-    "mlflow.run-deleted",
-)  # codes of a run that was removed: for good, and so that it can come back
+# Codes of a run that was removed: for good, and so that it can come back.
+_GONE = ("mlflow.no-such-run", "mlflow.run-deleted")
 _LOADER = "orchestrator.worker.ensemble.pyfunc"
 
 

@@ -37,9 +37,8 @@ _NEVER = (
     "**/.dvc/cache/",
     "**/.dvc/tmp/",
 )
-_HOME = (
-    b".orchestrator"  # a file only where it is a link to a folder on another disk, in which a repetition would write
-)
+# A file only where it is a link to a folder on another disk, in which a repetition would write.
+_HOME = b".orchestrator"
 
 
 class Unrecorded(Exception):
