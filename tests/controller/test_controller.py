@@ -311,12 +311,18 @@ def test_after_the_loss_of_all_state_whoever_reaches_the_checkpoint_goes_before_
     assert (play.begin().members, play.begin().restore) == ((newcomer,), 0)
 
 
-def test_a_newcomer_that_writes_checkpoints_takes_the_place_of_one_that_does_not_where_nobody_does() -> None:
-    """A spare on another host had the place of the only one that did, and no checkpoint was written any more."""
+def after_the_loss_of_the_writer(facts: dict[str, Any]) -> Play:
+    """A run of two workers, none of which writes checkpoints. facts: of each."""
     play = Play(requirements(spares=1))
-    play(Ready(0, FACTS, can_restore=True), Ready(1, FACTS), Ready(2, FACTS), Stepped(0))
+    play(Ready(0, facts, can_restore=True), Ready(1, facts), Ready(2, facts), Stepped(0))
     play(Died(0, "killed"), left(1, 1))
     assert play.begin().members == (1, 2)
+    return play
+
+
+def test_a_newcomer_that_writes_checkpoints_takes_the_place_of_one_that_does_not_where_nobody_does() -> None:
+    """A spare on another host had the place of the only one that did, and no checkpoint was written any more."""
+    play = after_the_loss_of_the_writer(FACTS)
     play(Ready(3, FACTS, can_restore=True))
     assert play.of(Ask) == [Ask(1, "regroup")]
     play(left(1, 2, "regroup", 1), left(2, 2, "regroup", 1))
@@ -327,10 +333,7 @@ def test_a_newcomer_that_writes_checkpoints_takes_the_place_of_one_that_does_not
 
 def test_it_waits_where_the_others_keep_a_state_of_their_shards() -> None:
     """All went back to the last checkpoint, from long before, as the state of one that lost its place was gone."""
-    play = Play(requirements(spares=1))
-    play(Ready(0, KEEPING, can_restore=True), Ready(1, KEEPING), Ready(2, KEEPING), Stepped(0))
-    play(Died(0, "killed"), left(1, 1))
-    assert play.begin().members == (1, 2)
+    play = after_the_loss_of_the_writer(KEEPING)
     play(Ready(3, KEEPING, can_restore=True))
     assert not play.of(Ask)
 
