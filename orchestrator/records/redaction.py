@@ -5,14 +5,16 @@ that it was there. A known value of a variable becomes the variable's name betwe
 again. A credential is not found if it has no known shape, stands under no telling key and is the value of no telling
 variable: a password in a file's text cannot be told from a word. Source of the shapes: the prefixes that their issuers
 publish for such scans (GitHub, GitLab, Hugging Face, OpenAI, Anthropic, AWS, Google, Slack, PyPI, npm, SendGrid, Stripe,
-DigitalOcean; RFC 7519, section 3, for JSON Web Tokens; RFC 7468 for keys).
+Vault, Telegram, DigitalOcean). RFC 7519, section 3, has those of JSON Web Tokens, and RFC 7468 those of keys.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 REDACTED = "***"
 _SHAPES = re.compile(
@@ -20,6 +22,7 @@ _SHAPES = re.compile(
     r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}"
     r"|sk-[A-Za-z0-9_-]{20,}|(?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}|xox[abeoprs]-[A-Za-z0-9-]{10,}|pypi-[A-Za-z0-9_-]{30,}"
+    r"|hv[sbr]\.[A-Za-z0-9_-]{20,}|[0-9]{8,10}:AA[A-Za-z0-9_-]{33}"
     r"|npm_[A-Za-z0-9]{30,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|do[opr]_v1_[a-f0-9]{40,}"
     r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
     r")"
@@ -34,9 +37,15 @@ _PARAMETER = re.compile(
 # A word that follows, as in "Basic configuration", has neither a digit nor a capital behind a small letter.
 _HEADER = re.compile(r"(\b(?:Bearer|Basic)\s+)(?=[A-Za-z+/_.~-]*(?:[0-9=]|[a-z][A-Z]))[A-Za-z0-9+/=_.~-]{12,}")
 # The words of a key's name. A value under the second kind is masked only if it could be one: NLP has tokens of its own.
-_CERTAIN = re.compile(r"passw(or)?d|passphrase|pwd|secret|credentials?|api_?key|(access|private|account|signing)_?key")
-_POSSIBLE = re.compile(r"tokens?|auth|sas|bearer|authorization")
-_COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_~-]{16,}")
+_CERTAIN = re.compile(
+    r"(^|_)([a-z]*passw(or)?d|passphrase|pwd|secret|credentials?|api_?key|(access|private|account|signing)_?key)(_|$)"
+)
+_POSSIBLE = re.compile(r"(^|_)(tokens?|auth|sas|bearer|authorization)$")
+# The same of variables alone: a setting of such a name is seldom one.
+_CERTAIN_VARIABLE = re.compile(r"(^|_)(db|ssh)?pass(_|$)")
+_POSSIBLE_VARIABLE = re.compile(r"(^|_)(key|pat|jwt)$")
+# Base64 has slashes, as paths have, which are seldom as long without a point or a stroke.
+_COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])([A-Za-z0-9+=_~-]{16,}|[A-Za-z0-9+/]{40,}={0,2})")
 _FOLDERS = ("PWD", "OLDPWD")  # of the shell, and no passwords
 _NAMES = ("privacy.secret", "pipeline.target")  # where a secret lies, and what code is called: neither is one itself
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -76,9 +85,11 @@ def names_secret(key: str, value: str) -> bool:
     if key in _NAMES:
         return False
     last = "_".join(_WORDS.findall(key.rsplit(".", 1)[-1])).lower()
-    if re.search(rf"(^|_)({_CERTAIN.pattern})(_|$)", last):
+    is_variable = key.isupper()
+    if _CERTAIN.search(last) or (is_variable and _CERTAIN_VARIABLE.search(last)):
         return True
-    return bool(re.search(rf"(^|_)({_POSSIBLE.pattern})$", last) and _COULD_BE.fullmatch(value))
+    is_possible = _POSSIBLE.search(last) or (is_variable and _POSSIBLE_VARIABLE.search(last))
+    return bool(is_possible and _COULD_BE.fullmatch(value))
 
 
 def is_redacted(value: Any) -> bool:
@@ -117,7 +128,8 @@ class Redactor:
         known = {
             value for key, each in settings.items() for name, value in _texts(key, each) if names_secret(name, value)
         }
-        found = sorted(filter(_is_no_word, {*known, *self._named}), key=len, reverse=True)
+        forms = {form for value in {*known, *self._named} if _is_no_word(value) for form in _forms(value)}
+        found = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, found))) if found else None
 
     def text(self, value: str) -> str:
@@ -161,6 +173,16 @@ class Redactor:
 def _is_no_word(value: str) -> bool:
     """Long enough to be found in a text by chance nowhere; one of digits alone could be a number in JSON."""
     return len(value) >= 8 and any(map(str.isalpha, value))
+
+
+def _forms(value: str) -> set[str]:
+    """The value as it stands in texts: as it is, as Python and JSON quote it, and in an address."""
+    quoted = repr(value)[1:-1]
+    within = {quoted, quoted.replace("\\'", "'"), quoted.replace("\\'", "'").replace("'", "\\'")}
+    in_json = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    encoded = value.encode(errors="surrogateescape")
+    addresses = {quote(encoded), quote(encoded, safe=""), quote_plus(encoded)}
+    return {value, *within, *in_json, repr(encoded)[2:-1], *addresses}
 
 
 def _texts(key: str, value: Any) -> list[tuple[str, str]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import string
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -32,6 +34,8 @@ SHAPES = {
     "Slack": f"xoxb-{letters(30)}",
     "PyPI": f"pypi-{letters(60)}",
     "npm": f"npm_{letters(36)}",
+    "Vault": f"hvs.{letters(24)}",
+    "Telegram": f"123456789:AA{letters(33)}",
     "Stripe": f"sk_live_{letters(24)}",
     "token of JSON": f"eyJ{letters(20)}.eyJ{letters(30)}.{letters(40)}",
     "private key": f"-----BEGIN PRIVATE KEY-----\n{letters(64)}\n-----END PRIVATE KEY-----",
@@ -47,6 +51,21 @@ KEYS = {
     "pipeline.args.AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
     "pipeline.args.token": "0123456789abcdef0123",
     "pipeline.args.hub.auth_token": "0123456789abcdef0123",
+}
+VARIABLES = {
+    "PGPASSWORD": "hunter2",
+    "SMTP_PASS": "hunter2",
+    "SSHPASS": "hunter2",
+    "DBPASS": "hunter2",
+    "KAGGLE_KEY": letters(32),
+    "GH_PAT": letters(20),
+    "AWS_SESSION_TOKEN": f"{letters(20)}/{letters(30)}+{letters(20)}==",
+}
+PLAIN_VARIABLES = {
+    "SORT_KEY": "name",
+    "COMPASS": "north",
+    "KEY": "package.module:Name12345",
+    "TOKEN": "data/tokens-2024/of_the_first_corpus/train.bin",
 }
 ADDRESSES = {
     "https://me:swordfish@host/path?x=1": "https://host/path?x=1",
@@ -94,6 +113,16 @@ def test_a_telling_key_is_enough(key: str) -> None:
     assert redaction.setting(section, {last: KEYS[key], "x": 1}) == {last: redaction.REDACTED, "x": 1}
 
 
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_telling_name_of_a_variable_is_enough(name: str) -> None:
+    assert redaction.setting(name, VARIABLES[name]) == redaction.REDACTED
+
+
+@pytest.mark.parametrize("name", PLAIN_VARIABLES)
+def test_a_variable_that_only_resembles_a_credential_stays(name: str) -> None:
+    assert redaction.setting(name, PLAIN_VARIABLES[name]) == PLAIN_VARIABLES[name]
+
+
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_an_address_stays_one(address: str) -> None:
     assert redaction.text(address) == ADDRESSES[address]
@@ -111,6 +140,34 @@ def test_a_known_value_is_taken_out_of_messages() -> None:
         {"pipeline.args.password": "sword fish"}, {"HUB_TOKEN": "0123456789abcdef", "PATH": "/usr/bin"}
     )
     assert masker.text("no 'sword fish' and no 0123456789abcdef in /usr/bin") == "no '***' and no *** in /usr/bin"
+
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "Python": repr,
+    "beside another quote": lambda value: repr(f"it's {value}"),
+    "beside both quotes": lambda value: repr(f'it\'s "{value}"'),
+    "bytes": lambda value: repr(value.encode()),
+    "JSON": json.dumps,
+    "JSON beyond ASCII": lambda value: json.dumps(value, ensure_ascii=False),
+    "path of an address": quote,
+    "query of an address": quote_plus,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_known_value_is_taken_out_of_messages_that_quote_it(form: str) -> None:
+    """A KeyError and a client's refusal show a value as Python writes it, and an answer as JSON or in an address."""
+    password = 'a "sword\\fish"\t€/é'
+    shown = FORMS[form](password)
+    masked = redaction.Redactor({}, {"DB_PASSWORD": password}).text(f"refused: {shown}")
+    assert redaction.REDACTED in masked
+    assert "fish" not in masked
+
+
+def test_a_quoted_value_in_a_setting_is_not_read_again_as_it_is() -> None:
+    """A rerun would put the value itself in its place."""
+    masker = redaction.Redactor({}, {"DB_PASSWORD": "sword/fish"})
+    assert masker.setting("pipeline.args.place", "x=sword%2Ffish") == "x=***"
 
 
 LOGIN = "of me:{}@db, not of {}"
