@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from orchestrator.errors import PipelineRaised
@@ -53,10 +53,31 @@ class Cuts:
         return tuple(sorted(name for name in self.owners if sum(name in held for held in self.hosted) > 1))
 
 
+def _with_unused(surveys: Mapping[Way, Survey], names: Sequence[str]) -> Mapping[Way, Survey]:
+    """The surveys, where a parameter or buffer that none of them uses counts as used by the loss in training, where the
+    innermost module around it is used last. So an expert to which no row of a micro-batch goes is held with the others.
+    names: of all parameters and buffers."""
+    training = surveys["training"]
+    used = frozenset().union(*(survey.uses for survey in surveys.values()))
+    uses = {name: (_last_around(training, name),) for name in names if name not in used}
+    return {**surveys, "training": replace(training, uses={**training.uses, **uses})}
+
+
+def _last_around(survey: Survey, name: str) -> int:
+    """The last position at which the innermost called module with this tensor uses one of its own; 0 if none is called."""
+    around = name
+    while around:
+        around = around.rpartition(".")[0]
+        if (called := survey.position(around)) is not None:
+            inside = f"{around}." if around else ""
+            return max((at[-1] for other, at in survey.uses.items() if other.startswith(inside)), default=called)
+    return 0
+
+
 def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[str]) -> Cuts:
     """Cut a model into stages. names: of all parameters and buffers. Raises PipelineRaised for borders that cannot be, by
     name."""
-    apart, surveys = _apart(surveys)
+    apart, surveys = _apart(_with_unused(surveys, names))
     for way, survey in surveys.items():
         _check(survey, borders, way)
     hosted: list[set[str]] = [set() for _ in range(len(borders) + 1)]
@@ -64,9 +85,6 @@ def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[s
         for name, positions in survey.uses.items():
             for position in positions:
                 hosted[_stage_of(survey, borders, position)].add(name)
-    for name in names:
-        if not any(name in held for held in hosted):
-            hosted[0].add(name)
     owners = {name: next(s for s, held in enumerate(hosted) if name in held) for name in names}
     skips = {way: _skips(survey, borders) for way, survey in surveys.items()} | dict.fromkeys(apart, ())
     shares = _shares(surveys["training"], borders)
@@ -79,7 +97,7 @@ def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int])
     """Borders for so many stages, so that the largest sum of a stage's parts of the cost and of the parameters is least; of
     nearly equal ones those that lie least deep. sizes: the elements of each trained parameter. Raises PipelineRaised where
     there are too few candidates."""
-    _, surveys = _apart(surveys)
+    _, surveys = _apart(_with_unused(surveys, tuple(sizes)))
     chosen = None
     for glued in (False, True):  # what crosses by a name of its own has every operation looked at
         candidates = _candidates(surveys, glued=glued)

@@ -10,11 +10,13 @@ It does not know which values come over a border (`replay.py`), or which may (`s
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 from orchestrator.numerics.shape_kernels import leave_the_compiler_out
 
@@ -33,6 +35,8 @@ ABOUT: Final = frozenset(
     __len__ __repr__ __str__ __format__ __hash__
     """.split()  # noqa: SIM905
 )
+
+_ON_GRADIENTS: Final = ("register_hook", "retain_grad")
 
 # An output of a module: its name, which call of it, which tensor of the result. Those of operations: `operation_names.py`.
 Key = tuple[str, int, int]
@@ -114,6 +118,8 @@ class FakeTensor(torch.Tensor):
                 args, kwargs = tree_unflatten([values.get(id(leaf), leaf) for leaf in leaves], spec)
                 return func(*args, **kwargs)
         first = fakes[0]
+        if name in _ON_GRADIENTS:  # the stage that has the tensor does it, and has its gradient
+            return RemovableHandle(OrderedDict()) if name == "register_hook" else None
         if name == "device":
             return first.home
         if name in ("is_meta", "is_cpu", "is_cuda"):

@@ -276,13 +276,14 @@ class Transposed(nn.Module):
 
 
 class Experts(nn.Module):
-    """The sizes of what the experts get depend on values."""
+    """The sizes of what the experts get depend on values. spares: one to which no row goes is not called."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: int = 2, *, spares: bool = False) -> None:
         super().__init__()
+        self.spares = spares
         self.inputs = nn.Linear(16, 16)
-        self.gate = nn.Linear(16, 2)
-        self.experts = nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+        self.gate = nn.Linear(16, experts)
+        self.experts = nn.ModuleList([nn.Linear(16, 16) for _ in range(experts)])
         self.out = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -291,7 +292,8 @@ class Experts(nn.Module):
         mixed = torch.zeros_like(hidden)
         for i, expert in enumerate(self.experts):
             at = (chosen == i).nonzero().flatten()
-            mixed = mixed.index_add(0, at, expert(hidden[at]))
+            if len(at) or not self.spares:
+                mixed = mixed.index_add(0, at, expert(hidden[at]))
         out: Tensor = self.out(mixed)
         return out
 

@@ -167,6 +167,15 @@ def test_data_dependent_modules_may_stand_behind_the_last_border() -> None:
         cuts_of(case, ("out",))
 
 
+def test_experts_to_which_no_row_goes_are_held_where_the_others_are() -> None:
+    """Also where the border lies within the module that calls them."""
+    case = Case(lambda: Experts(8, spares=True), pixels, (torch.randn(2, 16), torch.randint(0, 4, (2,))), ())
+    unused = {name for name, _ in made(case).named_parameters()} - surveyed(case).uses.keys()
+    assert len(unused) >= 12
+    cuts = cuts_of(case, ("gate",))
+    assert {cuts.owners[name] for name in unused} == {1}
+
+
 def test_gradients_within_a_loss_may_stand_behind_the_last_border() -> None:
     case = Case(Differentiating, squares, BATCH, ())
     assert cuts_of(case, stages=2).borders == ("second",)

@@ -26,6 +26,7 @@ from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines
 from tests.worker.elastic import EVERYTHING, Fault, Writes, survive
+from tests.worker.pipeline_parallel import models
 from tests.worker.runs import ONE, Layout, _Members, members_end, settings_for, train
 
 ADAM = {"name": "adam", "lr": 0.02}
@@ -378,6 +379,37 @@ class Deep(pipelines.Mlp):
         return nn.Sequential(
             nn.Linear(pipelines.FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, pipelines.CLASSES)
         )
+
+
+class SparesExperts(pipelines.Small):
+    """A micro-batch of two rows uses two of 12 experts at most, and others later."""
+
+    def inputs(self, rows: int) -> Tensor:
+        return torch.randn(rows, 16)
+
+    def model(self) -> nn.Module:
+        return models.Experts(12, spares=True)
+
+
+class HookedResult(Deep):
+    """A hook on the gradient of a layer's result, set in the code that all stages run."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        hidden = model.get_submodule("0")(batch[0])
+        if hidden.requires_grad:
+            hidden.retain_grad()
+            hidden.register_hook(lambda gradient: gradient / 2).remove()
+            hidden.register_hook(lambda gradient: gradient * 2)
+        return nn.functional.cross_entropy(model[1:](hidden), batch[1])  # type: ignore[index]
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"spread": model[1:](model.get_submodule("0")(batch[0])).std()}  # type: ignore[index]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SparesExperts, HookedResult], ids=lambda kind: kind.__name__)
+def test_what_only_some_stages_or_steps_do_gives_the_bits_of_the_unsplit_run(kind: Any) -> None:
+    _same(kind, MESHES[0], optimizer=ADAM, steps=6, evaluate_every=Every(steps=3))
 
 
 class DrawsInEvaluation(Deep):
