@@ -50,6 +50,7 @@ class OptimizerCalls:
                 )
         for name, number in self._numbers_kept().items():
             if before.get(name, number) != number:
+                vars(self._pipeline).update(before)  # so that whoever asks next is told, too
                 raise PipelineRaised(
                     f"rate() changed the attribute {name!r} of the pipeline (step {step}), which a worker that joins would "
                     "not have",
