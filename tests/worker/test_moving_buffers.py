@@ -20,7 +20,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model import construction
-from orchestrator.worker.model.moving_buffers import RULES, BufferRemains
+from orchestrator.worker.model.moving_buffers import RULES, BufferRemains, declared
 from tests.products import thinned
 from tests.worker import pipelines as p
 from tests.worker.elastic import EVERYTHING, Fault, stop_and_go_on, survive
@@ -130,6 +130,38 @@ class Membrane(nn.Linear):
 class Spiking(p.Small):
     def model(self) -> nn.Module:
         return nn.Sequential(Membrane(p.FEATURES, p.CLASSES))
+
+
+class Cached(p.Small):
+    """Makes its positions when it needs them, as the ALiBi of x-transformers does."""
+
+    made = False
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("positions", None, persistent=False)
+        if self.made:
+            self._make(model)
+        return model
+
+    def _make(self, model: nn.Module) -> None:
+        model.register_buffer("positions", torch.ones(1), persistent=False)
+
+    def loss(self, model: nn.Module, batch: p.Batch) -> Any:
+        if dict(model.named_buffers()).get("positions") is None:
+            self._make(model)
+        return super().loss(model, batch) * model.get_buffer("positions").sum()
+
+
+class MadeBefore(Cached):
+    made = True
+
+
+def test_a_buffer_that_the_first_batch_makes_is_made_before() -> None:
+    """The remedy of another buffer would have `register_buffer` raise KeyError, as there is such an attribute."""
+    (end,) = members_end(Cached)
+    assert "by one batch of the largest size through it" in str(end)
+    assert_same_run(train(MadeBefore, Layout(2)), train(MadeBefore))
 
 
 class WithAnAttribute(Spiking):
@@ -350,6 +382,15 @@ def test_rules_that_cannot_be_are_refused_before_anything_is_started(
     assert remedy in (error.remedy or "")
 
 
+def test_the_first_pattern_that_fits_counts_alone() -> None:
+    """As for a codebook with a flag, `vq.*` of vector-quantize-pytorch."""
+    model = nn.Module()
+    model.register_buffer("initted", torch.tensor(False))
+    model.register_buffer("codes", torch.zeros(6))
+    pipeline = _declares({"init*": "first", "*": "mean"})()
+    assert declared(pipeline, model) == {"initted": "first", "codes": "mean"}
+
+
 def _rehearsed(kind: type[Pipeline], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ConfigurationError:
     monkeypatch.setattr(table, "find", lambda *_: kind)
     with pytest.raises(ConfigurationError) as caught:
@@ -412,7 +453,7 @@ def test_a_buffer_without_a_rule_is_told_with_what_to_write() -> None:
     assert "the buffer 'calls' of the model changed while a batch was computed" in str(end)
     for place in ("in the pipeline: def buffers(self): return", "in a LightningModule: buffer_rules ="):
         assert f'{place} {{"calls": "mean"}}; ' in str(end)
-    assert '; "first" for a queue; ' in str(end)  # whose mean would be no key at all
+    assert '; "first" for a queue, and for what is drawn at random; ' in str(end)  # whose mean would be no key at all
     assert "docs/porting.md, a moving average of the weights" in str(end)  # as what counts the updates of one
 
 

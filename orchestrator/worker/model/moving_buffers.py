@@ -209,8 +209,9 @@ def declared(pipeline: Pipeline, model: torch.nn.Module) -> dict[str, str]:
                 code="pipeline.buffers-name",
             )
         for name, buffer in of_pattern:
-            _refuse_unfit(name, buffer, rule)
-            found.setdefault(name, rule)
+            if name not in found:
+                _refuse_unfit(name, buffer, rule)
+                found[name] = rule
     return found
 
 
@@ -218,7 +219,7 @@ def _refuse_unfit(name: str, buffer: torch.Tensor, rule: str) -> None:
     if not fits(rule, buffer):
         raise PipelineRaised(
             f"the buffer {name!r} is {buffer.dtype}, and the rule {rule!r} is for {RULES[rule].needs}",
-            'give it another type in model(), or declare another rule in buffers(), as "first"',
+            'give it another type in model(), or declare another rule in buffers(), as "first", before a pattern that fits too',
             code="model.buffer-dtype",
         )
     if not torch.ops.aten.is_non_overlapping_and_dense(buffer):

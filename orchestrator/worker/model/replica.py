@@ -320,7 +320,8 @@ class Replica:
         for i in self._differing([(self._buffers[name], start) for name, start in fixed.items()]):
             name, start = [*fixed.items()][i]
             is_mean = fits(MEAN, start)
-            rules, queue = f'{{"{name}": "{MEAN if is_mean else "first"}"}}', '; "first" for a queue' if is_mean else ""
+            rules = f'{{"{name}": "{MEAN if is_mean else "first"}"}}'
+            queue = '; "first" for a queue, and for what is drawn at random' if is_mean else ""
             raise PipelineRaised(
                 f"the buffer {name!r} of the model changed while a batch was computed",
                 f"say by which rule shards share it, in the pipeline: def buffers(self): return {rules}; in a LightningModule: "
@@ -429,8 +430,8 @@ def _holdings(module: torch.nn.Module) -> dict[str, Mapping[str, Any]]:
 
 def _change_of_buffer(module: str, name: str, before: Mapping[str, Any], held: Mapping[str, Any]) -> str:
     """The remedy for a buffer of that module that is another one than before."""
-    if name not in before or name not in held:
-        return "make all buffers in model(), and change them in place"
+    if before.get(name) is None or name not in held:
+        return "make all buffers in model(), as by one batch of the largest size through it, and change them in place"
     layer = f"model.get_submodule({module!r})"
     return (
         f"{_IN_PLACE}; one that each batch sets anew, as layers of snntorch do, may be an attribute, in model(): "
