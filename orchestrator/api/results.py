@@ -237,9 +237,11 @@ class Comparison:
 
 def found(run_id: str, folder: Path, uri: str | None) -> Run:
     """A recorded run of the project whose `.orchestrator` is `folder`. Raises OrchestratorError where there is none."""
+    from orchestrator.driver.recording import unsent
     from orchestrator.driver.recording.recorded import Recorded
+    from orchestrator.driver.terminal.progress import for_stream
 
-    recorded = Recorded.named(uri, folder, run_id)
+    recorded = Recorded.find(unsent.opened(uri, folder, run_id, for_stream().say), folder, run_id)
     past = recorded.past
     metrics = {name: value for name, value in past.metrics.items() if name.startswith("validation/")}
     loss = past.metrics.get("train/loss")

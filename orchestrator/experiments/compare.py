@@ -9,13 +9,14 @@ from typing import Any
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
 from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import pictures
+from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import UsageError
 from orchestrator.experiments.rerun.changed_files import changed_files
 from orchestrator.provenance.code.ancestry import Ancestry, ancestry
 from orchestrator.provenance.code.changes import Change
-from orchestrator.provenance.tracking import Store
 from orchestrator.records import comparison
 from orchestrator.records.comparison import Comparison
 from orchestrator.records.verdict import divergence_text
@@ -84,7 +85,7 @@ def compare(names: str, uri: str | None) -> Compared | Several:
             code="command.compare-two",
         )
     folder = project_folder(Path.cwd())
-    store = Store.with_run(uri, folder, wanted[0])
+    store = unsent.opened(uri, folder, wanted[0], for_stream().say)
     first, *others = (Recorded.find(store, folder, name) for name in wanted)
     found = [_compared(folder, first, other) for other in others]
     return Several(found) if len(found) > 1 else found[0]

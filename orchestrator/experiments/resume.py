@@ -13,6 +13,7 @@ from orchestrator.experiments.sweep.record import find_sweep
 from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.experiments.sweep.sweep import resume_sweep
 from orchestrator.provenance.code import checkout
+from orchestrator.provenance.tracking import Store
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ def resume(
     name: str, overrides: Sequence[str], uri: str | None, typed: Sequence[str] | None = None, *, trusted: bool = False
 ) -> Resumed:
     """The whole story. name, typed, trusted: as `driver.launch.resume` takes them. Raises as that and `resume_sweep`."""
-    past = find_sweep(name, uri)
-    trees = project_folder(Path.cwd()) / checkout.FOLDER
-    checkout.sweep(trees)  # it may be a repetition that was killed with its command
+    folder = project_folder(Path.cwd())
+    past = find_sweep(name, Store.with_run(uri, folder, name))
+    checkout.sweep(folder / checkout.FOLDER)  # it may be a repetition that was killed with its command
     if past is not None:
         return Resumed(past.run_id, past.kind, resume_sweep(past, overrides, uri, trusted=trusted))
     run_id, outcome = resume_run(name, overrides, uri, typed=typed, trusted=trusted)

@@ -239,7 +239,7 @@ def test_bash_completes_what_stands_behind_the_last_sign() -> None:
 )
 def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _without_store(monkeypatch)
-    monkeypatch.setattr("orchestrator.experiments.rerun.repetition.find_sweep", lambda _name, _uri: object())
+    monkeypatch.setattr("orchestrator.experiments.rerun.repetition.find_sweep", lambda _name, _store: object())
     with refused(code):
         COMMANDS["rerun"].run(Arguments("last", (given,), 0.0))
 

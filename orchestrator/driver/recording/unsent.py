@@ -54,6 +54,13 @@ def send_first(store: Store, say: Callable[[str], None]) -> list[Sent]:
     return sent
 
 
+def opened(uri: str | None, folder: Path, name: str, say: Callable[[str], None]) -> Store:
+    """The store that has a run of this name, once it has what it lacked. Raises as `Store.with_run`."""
+    store = Store.with_run(uri, folder, name)
+    send_first(store, say)
+    return store
+
+
 def send_all(folder: Path, given: Store | None) -> list[Sent]:
     """The same for every store that lacks something. folder: the project's `.orchestrator`; given: one that is open."""
     stores: dict[str | None, Store | str] = {} if given is None else {given.name: given}

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from orchestrator.adapters.lightning import checkpoints
 from orchestrator.driver.folders import project_folder
-from orchestrator.driver.recording import artifacts, trust
+from orchestrator.driver.recording import artifacts, trust, unsent
 from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, PipelineRaised, UsageError
 from orchestrator.experiments.export.exported import Exported, require_free, writing
-from orchestrator.provenance.tracking import Store
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def export(name: str, to: Path, uri: str | None, *, trusted: bool) -> ExportedCh
     NotRerunnable."""
     require_free(to)
     folder = project_folder(Path.cwd())
-    store = Store.with_run(uri, folder, name)
+    store = unsent.opened(uri, folder, name, for_stream().say)
     original = Recorded.find(store, folder, name)
     run_id = original.past.run_id
     packages_there = original.environments[0].get("packages", {}) if original.environments else {}

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import UsageError
 from orchestrator.experiments import trained
 from orchestrator.experiments.export.exported import Exported, require_free
-from orchestrator.provenance.tracking import Store
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ def export(name: str, to: Path, uri: str | None, *, trusted: bool) -> ExportedMo
     """By the pipeline as it was recorded. Raises UsageError, PipelineRaised, ConfigurationError and NotRerunnable."""
     require_free(to)
     folder = project_folder(Path.cwd())
-    store = Store.with_run(uri, folder, name)
+    store = unsent.opened(uri, folder, name, for_stream().say)
     original = Recorded.find(store, folder, name)
     run_id = original.past.run_id
     model = trained.load(original, store, trusted=trusted)

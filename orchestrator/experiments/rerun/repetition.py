@@ -14,7 +14,6 @@ from orchestrator.experiments.rerun.run import Rerun, RerunRequest, rerun
 from orchestrator.experiments.rerun.sweep import SweepRerun, rerun_sweep
 from orchestrator.experiments.sweep.record import find_sweep
 from orchestrator.provenance.crates import crate
-from orchestrator.provenance.tracking import Store
 
 _ENVIRONMENTS = ("check", "ignore", "rebuild")
 
@@ -46,8 +45,7 @@ def repeat(name: str, overrides: Sequence[str], uri: str | None, wanted: RerunRe
     _require_one_kind(wanted)
     past = None
     if not crate.is_crate(name) and wanted.key is None:
-        unsent.send_first(Store.with_run(uri, project_folder(Path.cwd()), name), for_stream().say)
-        past = find_sweep(name, uri)
+        past = find_sweep(name, unsent.opened(uri, project_folder(Path.cwd()), name, for_stream().say))
     if past is None:
         return rerun(name, overrides, uri, wanted)
     _require_whole(wanted)

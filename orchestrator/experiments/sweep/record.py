@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator.config.settings import kept, redactor
 from orchestrator.driver import copies
-from orchestrator.driver.folders import RunFolder, is_driven, project_folder
+from orchestrator.driver.folders import RunFolder, is_driven
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Status, UsageError
@@ -269,9 +269,9 @@ def with_same_trials(files: SweepFolder, overrides: Sequence[str], remedy: str) 
     return after
 
 
-def find_sweep(name: str, uri: str | None) -> Past | None:
+def find_sweep(name: str, store: Store) -> Past | None:
     """The sweep or ensemble of this name; None where it names a run. Raises UsageError for a name that names nothing."""
-    past = Store.with_run(uri, project_folder(Path.cwd()), name).find(name)
+    past = store.find(name)
     return past if past.kind in (SWEEP, ENSEMBLE) else None
 
 
