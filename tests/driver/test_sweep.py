@@ -26,7 +26,7 @@ from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.errors import ConfigurationError, OrchestratorError, UsageError, code_of
 from orchestrator.experiments import pictures
 from orchestrator.experiments.rerun import sweep as repeated
-from orchestrator.experiments.rerun.sweep import parting
+from orchestrator.experiments.rerun.sweep import SweepRerun, parting
 from orchestrator.experiments.search.asking import Trial
 from orchestrator.experiments.search.outlook import Cut, Ended, TrialRung
 from orchestrator.experiments.search.space import Choice, Range, Space
@@ -39,6 +39,7 @@ from orchestrator.experiments.sweep.record import (
     of_runs,
     parameters,
     recorded_trial,
+    recorded_trials,
 )
 from orchestrator.experiments.sweep.report import SweepReport, again, summary_of_whole
 from orchestrator.experiments.sweep.trial_board import (
@@ -449,3 +450,27 @@ def test_a_run_of_a_sweep_that_was_removed_is_told_by_its_number(tmp_path: Path,
     store.find.side_effect = UsageError("no answer", "start it", code="mlflow.out-of-reach")
     with refused("mlflow.out-of-reach"):
         recorded_trial(store, tmp_path, past, (2, 0), "a1")
+
+
+def test_a_sweep_goes_on_and_is_repeated_without_a_trial_that_mlflow_has_lost(tmp_path: Path) -> None:
+    """It was refused wholly, though the journal holds the digest of that trial. The trial that had not ended is begun anew."""
+    past = Past("5eeb", "swept", "default", "KILLED", 0, None, {}, None, kind="sweep")
+    there = Past("a0", "of it", "default", "FINISHED", 0, 3, {}, "d1")
+
+    def find(run_id: str) -> Past:
+        if run_id != there.run_id:
+            raise UsageError(f"there is no run {run_id}", code="mlflow.no-such-run")
+        return there
+
+    store: Any = SimpleNamespace(find=find, fetch=lambda *_, **__: [])
+    known = SweepHistory(begun={(1, 0): "a1", (0, 0): "a0"})
+    assert [(place, each.past) for place, each in recorded_trials(store, tmp_path, past, known)] == [((0, 0), there)]
+    with refused("sweep.trial-gone", "lacks its trial 1"):
+        [*recorded_trials(store, tmp_path, past, SweepHistory(begun={(1, 0): "a1"}))]
+    record: Any = SimpleNamespace(known=known, store=store)
+    gone_on = trials.Trials(cast("Any", None), record, *cast("Any", (None, None, None, tmp_path)))
+    assert [gone_on._earlier((number, 0)) for number in range(3)] == [there, None, None]
+    done = SweepRerun("again", "5eeb", "exact", [{}, {}], gone=[1])
+    assert done.text.endswith(
+        "MLflow has lost trial 1: only digest and value of the journal were compared, not the steps"
+    )

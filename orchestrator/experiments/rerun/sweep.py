@@ -18,7 +18,7 @@ from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import NotRerunnable, OrchestratorError, ending
+from orchestrator.errors import NotRerunnable, OrchestratorError, ending, few
 from orchestrator.experiments.rerun.repeater import Repeater, exit_code
 from orchestrator.experiments.rerun.run import judged, left_to_chance, undisturbed, unshown, why_not
 from orchestrator.experiments.search.described import Sweep
@@ -30,13 +30,14 @@ from orchestrator.experiments.sweep.record import (
     by_whom,
     examine_sweep,
     folder_of,
-    recorded_trial,
+    recorded_trials,
     require_secret,
     with_same_trials,
 )
 from orchestrator.provenance.tracking import Past, Store
 
 _WORST = ("diverged", "inputs-differ", "exact")
+_SHOWN = 3  # lost trials in a sentence
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class SweepRerun:
     parted: str | None = None  # sentence on what differs first; None where nothing does
     error: OrchestratorError | None = None  # what ended the rerun; None where it came to a verdict
     kind: str = "sweep"  # "sweep" or "ensemble"
+    gone: Sequence[int] = ()  # trials of the original that MLflow has lost: the journal alone tells of them
 
     @property
     def exit_code(self) -> int:
@@ -62,8 +64,19 @@ class SweepRerun:
         if self.verdict == "exact":
             runs = len(self.trials)
             more = "what they were made into" if self.kind == "ensemble" else "the trials that were asked for and kept"
-            return f"exact: all {runs} runs agree to the last bit, and so do{'es' * (self.kind == 'ensemble')} {more}"
-        return f"{self.verdict}: {self.parted}"
+            text = f"exact: all {runs} runs agree to the last bit, and so do{'es' * (self.kind == 'ensemble')} {more}"
+        else:
+            text = f"{self.verdict}: {self.parted}"
+        return f"{text}{self._of_gone}"
+
+    @property
+    def _of_gone(self) -> str:
+        """What was compared of trials without a record."""
+        if not self.gone:
+            return ""
+        noun = "member" if self.kind == "ensemble" else "trial"
+        numbers = few([f"{noun} {number}" for number in self.gone], _SHOWN)
+        return f"\n  MLflow has lost {numbers}: only digest and value of the journal were compared, not the steps"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -92,9 +105,7 @@ def rerun_sweep(
             f"go on with it first: resume={past.run_id}",
             code="sweep.of-unfinished",
         )
-    recorded = {
-        place: recorded_trial(store, folder, past, place, run_id) for place, run_id in sorted(known.begun.items())
-    }
+    recorded = dict(recorded_trials(store, folder, past, known))
     if not recorded:
         raise NotRerunnable(
             f"{past.kind} {past.run_id} has no trial that began", "launch it again", code="sweep.no-trial-began"
@@ -166,10 +177,10 @@ def _compared(
     parted = parting(known, repeated)
     trials: list[dict[str, Any]] = []
     words = ["exact" if parted is None else "diverged"]
-    for place, before in recorded.items():
-        run_id = repeated.begun.get(place)
-        row: dict[str, Any] = {"number": place[0], "rung": place[1], "run_id": run_id, "rerun_of": before.past.run_id}
-        if run_id is None:
+    for place, of_before in sorted(known.begun.items()):
+        before, run_id = recorded.get(place), repeated.begun.get(place)
+        row: dict[str, Any] = {"number": place[0], "rung": place[1], "run_id": run_id, "rerun_of": of_before}
+        if before is None or run_id is None:
             trials.append({**row, "verdict": None})
             continue
         after = Recorded(store.find(run_id), RunFolder(folder, run_id))
@@ -178,7 +189,8 @@ def _compared(
             parted = f"trial {place[0]}: {text}"
         words.append(word)
         trials.append({**row, "verdict": word, "digest": after.past.digest})
-    return SweepRerun(again.path.name, rerun_of, min(words, key=_WORST.index), trials, parted)
+    gone = sorted({place[0] for place in known.begun if place not in recorded})
+    return SweepRerun(again.path.name, rerun_of, min(words, key=_WORST.index), trials, parted, gone=gone)
 
 
 def _judged(before: Recorded, after: Recorded, *, check_environment: bool) -> tuple[str, str]:

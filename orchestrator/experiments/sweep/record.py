@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,8 @@ SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifa
 ENSEMBLE = "ensemble"  # as a kind
 _OF_SWEEPS = ("parallel=", "ensemble.", "search.")  # keys that a run has not
 # Codes of a run that was removed: for good, and so that it can come back.
-_GONE = ("mlflow.no-such-run", "mlflow.run-deleted")
+GONE = ("mlflow.no-such-run", "mlflow.run-deleted")
+_TRIAL_GONE = "sweep.trial-gone"
 _LOADER = "orchestrator.worker.ensemble.pyfunc"
 
 
@@ -293,16 +294,35 @@ def recorded_trial(store: Store, folder: Path, past: Past, place: TrialRung, run
     try:
         found = store.find(run_id)
     except UsageError as error:
-        if error.code not in _GONE:
+        if error.code not in GONE:
             raise
         noun = "member" if past.kind == ENSEMBLE else "trial"
         again = f"launch the {past.kind} again; runs of it that are there can be repeated one by one: rerun=RUN_ID"
         raise NotRerunnable(
             f"{past.kind} {past.run_id} lacks its {noun} {place[0]}: {error.message}",
-            again if error.code == _GONE[0] else error.remedy,
+            again if error.code == GONE[0] else error.remedy,
             code="sweep.trial-gone",
         ) from None
     return Recorded.of(store, folder, found)
+
+
+def recorded_trials(
+    store: Store, folder: Path, past: Past, known: SweepHistory
+) -> Iterator[tuple[TrialRung, Recorded]]:
+    """The runs of a sweep or ensemble that MLflow still has, in order. Raises NotRerunnable where it has lost all of them."""
+    gone, is_any_there = None, False
+    for place, run_id in sorted(known.begun.items()):
+        try:
+            found = recorded_trial(store, folder, past, place, run_id)
+        except NotRerunnable as error:
+            if error.code != _TRIAL_GONE:
+                raise
+            gone = gone or error
+            continue
+        is_any_there = True
+        yield place, found
+    if gone is not None and not is_any_there:
+        raise gone
 
 
 def by_whom(past: Past, recorded: Recorded | None) -> Past:

@@ -43,6 +43,7 @@ from orchestrator.experiments.search.outlook import look, verify
 from orchestrator.experiments.search.sweeps import load_sweep
 from orchestrator.experiments.sweep import combining
 from orchestrator.experiments.sweep.record import (
+    ENSEMBLE,
     SweepHistory,
     SweepRecord,
     by_whom,
@@ -50,6 +51,7 @@ from orchestrator.experiments.sweep.record import (
     folder_of,
     of_runs,
     recorded_trial,
+    recorded_trials,
     require_secret,
     with_same_trials,
 )
@@ -121,12 +123,13 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trust
 
 
 def _first_recorded(store: Store, folder: Path, past: Past, known: SweepHistory) -> Recorded | None:
-    """The first run of the sweep that has a record, whose code is that of all."""
-    for place in sorted(known.begun):
-        recorded = recorded_trial(store, folder, past, place, known.begun[place])
-        if recorded.files.settings.exists():
-            return recorded
-    return None
+    """The first run of the sweep that has a record, whose code is that of all. An ensemble needs the model of each member.
+    Raises NotRerunnable."""
+    if past.kind == ENSEMBLE:
+        for place, run_id in sorted(known.begun.items()):
+            recorded_trial(store, folder, past, place, run_id)
+    there = (recorded for _, recorded in recorded_trials(store, folder, past, known))
+    return next((each for each in there if each.files.settings.exists()), None)
 
 
 def _check(described: Sweep, project: Path) -> list[str]:

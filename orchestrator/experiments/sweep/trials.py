@@ -38,17 +38,18 @@ from orchestrator.errors import (
     PipelineRaised,
     RunFailed,
     Stalled,
+    UsageError,
     WorkerLost,
     few,
 )
 from orchestrator.experiments.search.described import Sweep
 from orchestrator.experiments.search.outlook import Ended, Outlook, TrialRung, look
-from orchestrator.experiments.sweep.record import SweepRecord
+from orchestrator.experiments.sweep.record import GONE, SweepRecord
 from orchestrator.experiments.sweep.trial_board import TrialBoard, TrialDisplay
 from orchestrator.provenance.code.changes import differing
 from orchestrator.provenance.code.worktree import WorkTree
 from orchestrator.provenance.data.hashing import Scan
-from orchestrator.provenance.tracking import PARENT
+from orchestrator.provenance.tracking import PARENT, Past
 from orchestrator.records import phases
 
 _SHOWN = 3  # names in a sentence
@@ -141,15 +142,16 @@ class Trials:
         self.board.ends(place, ended.value, ended.why, last=place[1] == self.sweep.course.last)
 
     def _come_to_an_end(self, place: TrialRung, point: Mapping[str, Any]) -> Ended:
-        earlier = self.record.known.begun.get(place)
         try:
-            done = None if earlier is None else self._finished(earlier)
-            if done is not None:
-                return done
-            if earlier is not None and self._can_go_on(earlier):
+            earlier = self._earlier(place)
+            if (
+                earlier is not None and earlier.status == "FINISHED"
+            ):  # just before the driver died: the journal lacks its end
+                return self._valued(earlier.run_id, earlier.metrics, earlier.digest)
+            if earlier is not None and self._can_go_on(earlier.run_id):
                 uri = self.sweep.settings.tracking.uri
                 # The sweep itself was trusted when it was resumed.
-                run_id, outcome = resume(earlier, self.overrides, uri, self._beside(place), trusted=True)
+                run_id, outcome = resume(earlier.run_id, self.overrides, uri, self._beside(place), trusted=True)
             else:
                 settings = self._settings(place, point)
                 origins = dict.fromkeys(
@@ -191,10 +193,17 @@ class Trials:
             return Ended(run_id, None, digest, f"{metric} is {value}")
         return Ended(run_id, value, digest)
 
-    def _finished(self, run_id: str) -> Ended | None:
-        """The outcome of a run that ended just before the driver did, and whose end is not in the journal."""
-        past = self.record.store.find(run_id)
-        return self._valued(run_id, past.metrics, past.digest) if past.status == "FINISHED" else None
+    def _earlier(self, place: TrialRung) -> Past | None:
+        """The run that has begun there; None where none has, or MLflow has lost it. Then the trial is begun anew."""
+        run_id = self.record.known.begun.get(place)
+        if run_id is None:
+            return None
+        try:
+            return self.record.store.find(run_id)
+        except UsageError as error:
+            if error.code not in GONE:
+                raise
+            return None
 
     def _can_go_on(self, run_id: str) -> bool:
         """Whether its record was written before the driver died; otherwise the trial is begun anew."""
