@@ -97,11 +97,11 @@ _README = """\
 _GITIGNORE = """\
 .orchestrator
 __pycache__/
-.venv/
+.venv
 .ipynb_checkpoints/
-lightning_logs/
+lightning_logs
 mlflow.db
-mlruns/
+mlruns
 """
 FILES = {
     "prepare.py": _PREPARE,

@@ -31,9 +31,9 @@ _NEVER = (
     ".pytest_cache/",
     ".ruff_cache/",
     "__pycache__/",
-    "lightning_logs/",
+    "lightning_logs",
     "mlflow.db",
-    "mlruns/",
+    "mlruns",
     "**/.dvc/cache/",
     "**/.dvc/tmp/",
 )
@@ -194,7 +194,12 @@ class _Repository:
         never = [f"--exclude={pattern}" for pattern in _NEVER]
         listed = git.records(self.run("ls-files", "-z", "--others", "--exclude-standard", *never))
         environments = tuple(path.removesuffix(b"pyvenv.cfg") for path in listed if path.endswith(b"/pyvenv.cfg"))
-        return [path for path in listed if not path.startswith(environments)]
+        return [path for path in listed if not path.startswith(environments) and not self._is_environment(path)]
+
+    def _is_environment(self, path: bytes) -> bool:
+        """Whether it is a link to a virtual environment, of which git lists no files."""
+        place = self.root / os.fsdecode(self.prefix + path)
+        return place.is_symlink() and (place / "pyvenv.cfg").exists()
 
     def committed(self, head: str | None) -> dict[bytes, Entry]:
         return {} if head is None else entries_of(self.run("ls-tree", "-r", "-z", head))

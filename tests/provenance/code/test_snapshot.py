@@ -359,6 +359,19 @@ def test_what_is_ignored_and_what_is_made_is_left_out(repository: Path) -> None:
     assert tree_id(repository) != before
 
 
+def test_links_to_an_environment_and_to_folders_of_other_trackers_are_left_out(
+    repository: Path, tmp_path: Path
+) -> None:
+    """A project on a small disk has some. They made the same code another one on the next machine."""
+    before = tree_id(repository)
+    write(tmp_path / "away", {"pyvenv.cfg": "1", "mlruns/0/meta.yaml": "1"})
+    for name in (".venv", "mlruns", "lightning_logs"):
+        (repository / name).symlink_to(tmp_path / "away")
+    assert tree_id(repository) == before
+    (repository / "notes").symlink_to(tmp_path)
+    assert tree_id(repository) != before
+
+
 def test_a_link_to_the_folder_of_runs_is_left_out(repository: Path, tmp_path: Path) -> None:
     """A project on a small disk has one. A repetition had it too, and its record was written behind it and lost."""
     before = tree_id(repository)
