@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -33,6 +33,21 @@ def test_a_rate_of_the_pipelines_own_is_a_schedule() -> None:
     assert train(p.Mlp).digest != expected.digest
     for layout in (Layout(), Layout(3, "tree")):
         assert train(Halving, layout).digest == expected.digest
+
+
+class CountsItsRates(Halving):
+    _asked: ClassVar[list[int]] = []
+
+    def rate(self, step: int) -> float:
+        self._asked.append(step)
+        return super().rate(step)
+
+
+def test_the_rate_of_a_step_is_computed_once() -> None:
+    """For the loss and for the update; and that of the first for the worker's admission, twice."""
+    CountsItsRates._asked.clear()
+    train(CountsItsRates, steps=4)
+    assert [CountsItsRates._asked.count(step) for step in range(1, 4)] == [1, 1, 1]
 
 
 @pytest.mark.slow

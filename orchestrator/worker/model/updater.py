@@ -4,6 +4,7 @@ It is the same at every worker."""
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -60,6 +61,7 @@ class Updater:
             self._rate = lambda step, reductions: (
                 factor(schedules.Moment(step, steps, warmup, reductions, epoch)) * scale(step)
             )
+        self._rate = functools.lru_cache(maxsize=1)(self._rate)  # the loss reads it, and then the update
 
     def renew_options(self) -> None:
         """As they were when the optimizer was built."""
