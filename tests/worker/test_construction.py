@@ -225,6 +225,32 @@ def test_few_rows_for_batch_normalisation_are_pointed_out(pipeline: type[p.Small
     assert [f"data.batch_size / data.shards = {rows} rows" in note for note in notes] == [True] * said
 
 
+class ForgetsALayer(p.Mlp):
+    freezes = False
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        if self.freezes:
+            [*model.parameters()][0].requires_grad_(False)
+        return model
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*model.parameters()][1:], lr=0.1)
+
+
+class FreezesTheLayer(ForgetsALayer):
+    freezes = True
+
+
+def test_a_parameter_that_the_optimizer_was_not_given_is_pointed_out() -> None:
+    """Nothing fails, and it is never trained."""
+    (note,) = construction.rehearse(resolve(settings_for(ForgetsALayer, optimizer=None))).notes
+    count = len([*ForgetsALayer().model().parameters()])
+    name = next(name for name, _ in ForgetsALayer().model().named_parameters())
+    assert f"optimizer() has {count - 1} of {count} trainable parameters; the others stay as they are: {name};" in note
+    assert construction.rehearse(resolve(settings_for(FreezesTheLayer, optimizer=None))).notes == []
+
+
 class Synchronised(p.Batchnorm):
     def model(self) -> torch.nn.Module:
         synchronised: Any = torch.nn.SyncBatchNorm

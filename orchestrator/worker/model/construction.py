@@ -22,7 +22,7 @@ from torch.nn.modules import batchnorm
 from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Adapted, Course
 from orchestrator.config.plan import Plan, Run, Variant
-from orchestrator.errors import ConfigurationError, PipelineRaised
+from orchestrator.errors import ConfigurationError, PipelineRaised, few
 from orchestrator.numerics import float32_precision, inductor
 from orchestrator.numerics.determinism import filled, left_as_it_was
 from orchestrator.numerics.layout import Layout
@@ -37,6 +37,7 @@ from orchestrator.worker.model import begin_state, initial, moving_buffers, refu
 
 Built = TypeVar("Built")
 _SOME_STEPS = 64  # of a course that is not known yet
+_SHOWN = 3  # parameters in a sentence
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
 
 
@@ -179,14 +180,18 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     refusals.refuse_moving(model, rules, plan)
     _refuse_idle_compression(model, plan)
     make_contribution(plan.update.contribution)
+    left_out: list[str] = []
     if plan.run.begin is not None:
         begin_state.refuse_unfit(model, make_optimizer(pipeline, model, plan), plan.run.begin, plan.update.optimizer)
     elif defines(kind, "optimizer"):  # of others the options are checked
-        watched_step.refuse_unfit(make_optimizer(pipeline, model, plan), model, plan.run.seed)
+        optimizer = make_optimizer(pipeline, model, plan)
+        left_out = _notes_on_left_out(model, optimizer)
+        watched_step.refuse_unfit(optimizer, model, plan.run.seed)
     layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()
     parameters = sum(each.numel() for each in model.parameters())
     trained = sum(each.requires_grad for each in model.parameters())
-    notes = [*_notes(model, plan), *_notes_on_buffers(model, rules), *([] if adapted is None else adapted.notes())]
+    of_adapter = [] if adapted is None else adapted.notes()
+    notes = [*_notes(model, plan), *_notes_on_buffers(model, rules), *left_out, *of_adapter]
     plateau = None if adapted is None else adapted.plateau
     return weakref.ref(model), Rehearsal(notes, parameters, layout, plateau, trained)
 
@@ -257,6 +262,19 @@ def _notes_on_rows(model: torch.nn.Module, plan: Plan) -> list[str]:
             "seen together by any layer"
         )
     return notes
+
+
+def _notes_on_left_out(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """A new layer that was forgotten as the groups were made is never trained, and nothing fails."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    names = [name for name, each in trained.items() if id(each) not in held]
+    if not names:
+        return []
+    return [
+        f"optimizer() has {len(trained) - len(names)} of {len(trained)} trainable parameters; the others stay as they are: "
+        f"{few(names, _SHOWN)}; freeze what is meant to by requires_grad_(False), in model()"
+    ]
 
 
 def _notes_on_buffers(model: torch.nn.Module, rules: Mapping[str, str]) -> list[str]:
