@@ -32,6 +32,11 @@ from orchestrator.numerics.byte_layout import bytes_of, of_bytes
 
 _SCALARS = (type(None), bool, int, str)
 _OF_NUMPY = frozenset(numpy.dtype(code).type for code in "?bhilqBHILQefd")
+# The order of a set is not that in which it was filled, and what follows from it may differ between processes.
+_INSTEAD = {
+    **dict.fromkeys(("set", "frozenset"), "in place of a set keep dict.fromkeys(...), whose keys have an order; "),
+    "deque": "in place of a deque keep a list; ",
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
         }
     raise RunFailed(
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold",
-        "use None, bool, int, float, str, a number of numpy, list, tuple, dict or a tensor, or keep it out of the state",
+        f"{_INSTEAD.get(kind.__name__, '')}use None, bool, int, float, str, a number of numpy, list, tuple, dict or a tensor, "
+        "or keep it out of the state",
         code="checkpoint.state-value",
     )
 

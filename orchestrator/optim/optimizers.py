@@ -607,7 +607,8 @@ def _own(value: Any, places: Set[int]) -> Any:
         raise PipelineRaised(
             f"the optimizer keeps a {kind.__module__}.{kind.__qualname__} in its state: no checkpoint can hold that, and a "
             "gradient in it would be overwritten by the next step",
-            "keep tensors, numbers, text, and lists, tuples and dicts of these in optimizer.state[parameter]",
+            "keep tensors, numbers, text, and lists, tuples and dicts of these in optimizer.state[parameter]; in place of a "
+            "set dict.fromkeys(...)",
             code="optimizer.state-value",
         )
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from typing import Any
 
 import numpy
@@ -123,6 +124,13 @@ def test_dense_tensors_keep_their_order_in_memory(tensor: torch.Tensor, stride: 
 def test_what_cannot_be_kept_is_named(tree: Any, code: str, named: str) -> None:
     with refused(code, named):
         pack(tree, {}, "tree")
+
+
+@pytest.mark.parametrize(("value", "advice"), [({1}, "dict.fromkeys(...)"), (deque([1]), "a list")])
+def test_what_may_stand_in_its_place_is_said(value: Any, advice: str) -> None:
+    with refused("checkpoint.state-value") as found:
+        pack({"a": value}, {}, "tree")
+    assert f"keep {advice}" in found.value.remedy
 
 
 def test_a_digest_knows_dtype_and_shape() -> None:
