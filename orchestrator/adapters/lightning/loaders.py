@@ -98,10 +98,10 @@ class Loaders:
         """holder: has their methods."""
         # Puts generators to where `setup` finds them, whether this process prepares data or not.
         self.to_setup = generators.keep()
-        if hasattr(holder, "prepare_data"):
+        if getattr(holder, "prepare_data", None) is not None:  # None takes that of a base class away
             once.on_this_host("prepare-data", _FOLDER, holder.prepare_data)
             self.to_setup()
-        if hasattr(holder, "setup"):
+        if getattr(holder, "setup", None) is not None:
             holder.setup("fit")
         self.holder = holder
         self.train = _one(holder.train_dataloader(), "train_dataloader")
