@@ -650,6 +650,39 @@ def test_samples_of_validation_are_not_augmented_for_their_loss() -> None:
     assert model.trainer.training
 
 
+class AlreadyThere(Data):
+    """Takes the hooks of its base class away; Lightning passes over them."""
+
+    prepare_data = None  # type: ignore[assignment]
+    setup = None  # type: ignore[assignment]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(20, 2), torch.zeros(20, dtype=torch.long)), 10, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return None
+
+
+def test_hooks_of_data_that_are_none_are_passed_over() -> None:
+    kind: Any = find(Source("tests.adapters.standin:Lit", {}, f"{__name__}:AlreadyThere"))
+    train, held_out = kind().datasets()
+    assert (len(train), held_out) == (20, None)
+
+
+class CountsItsProgress(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx)["loss"] * (1 - self.trainer.global_step / self.trainer.max_steps)
+
+
+def test_a_module_that_holds_local_steps_against_rounds_is_pointed_out() -> None:
+    """Its progress came to as many times 1 as a round has local steps."""
+    pipeline = made(f"{__name__}:CountsItsProgress")
+    assert pipeline.begin(COURSE) == made().begin(replace(COURSE, updates=4))
+    (note, *_) = pipeline.begin(replace(COURSE, updates=4))
+    assert "CountsItsProgress asks for max_steps, which with local steps is a number of rounds" in note
+    assert "up to 4 in a round" in note
+
+
 class Splits(Lit):
     """Has data of its own, of which it draws a part, as random_split does."""
 

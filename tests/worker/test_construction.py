@@ -231,7 +231,7 @@ class ForgetsALayer(p.Mlp):
     def model(self) -> nn.Module:
         model = super().model()
         if self.freezes:
-            [*model.parameters()][0].requires_grad_(False)
+            next(model.parameters()).requires_grad_(False)
         return model
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -36,6 +36,7 @@ _ASKED = (
     *("on_before_batch_transfer", "on_after_batch_transfer", "on_validation_epoch_end", "train_dataloader"),
 )
 _PLACE = {"current_epoch", "global_step", "trainer"}  # whoever names one asks where in the run a step is
+_COUNTS = {"global_step", "max_steps", "estimated_stepping_batches"}  # what may be held against each other
 _SPLITS = ("random_split", "randperm", "train_test_split")
 _PLATEAU = "ReduceLROnPlateau"
 _SCHEDULERS = {name for name in dir(lr_scheduler) if name[:1].isupper()} - {_PLATEAU, "Optimizer", "Tensor"} | {"SWALR"}
@@ -110,6 +111,7 @@ def _made(found: type, source: Source) -> type[ModulePipeline]:
         "data_args": dict(source.data_args),
         "own": frozenset(each for each in _ASKED if module.overrides(each)),
         "own_of_data": frozenset(each for each in _ASKED if data is not None and data.overrides(each)),
+        "counts": frozenset(_COUNTS & names_in(module.through(*_ASKED))),
         "validated": _validated(module),
         "looks_at_data": _looks_at_data(module, data_class),
         "told": (*_told(module, name), *(_of_own_data(module, name) if data is None else ())),

@@ -32,6 +32,7 @@ class ModulePipeline(Adapted):
     data_args: ClassVar[Mapping[str, Any]]
     own: ClassVar[frozenset[str]]  # the methods that the module overrides
     own_of_data: ClassVar[frozenset[str]]  # likewise of the data module
+    counts: ClassVar[frozenset[str]]  # the counters and lengths of a run that the module asks for
     validated: ClassVar[frozenset[str] | None]  # the names that validation_step logs; None where that is not known
     told: ClassVar[tuple[str, ...]]  # what a launch tells of the module
     sets_modes = True
@@ -110,7 +111,17 @@ class ModulePipeline(Adapted):
         found = list(self._loaders.misfits(course))
         if found:
             raise ConfigurationError(found)
-        return list(self._loaders.notes(course))
+        return [*self._counting(course), *self._loaders.notes(course)]
+
+    def _counting(self, course: Course) -> list[str]:
+        """Who divides one by the other gets too much by a factor."""
+        if course.updates == 1 or "global_step" not in self.counts or len(self.counts) == 1:
+            return []
+        lengths = " and ".join(sorted(self.counts - {"global_step"}))
+        return [
+            f"{self.module_class.__name__} asks for {lengths}, which with local steps is a number of rounds, as its schedulers "
+            f"count; its global_step counts the local steps of a shard, up to {course.updates} in a round"
+        ]
 
     def notes(self) -> list[str]:
         if not self._still:
