@@ -22,6 +22,7 @@ from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import CheckpointDamaged, NotRerunnable, UsageError
 from orchestrator.experiments.export.exported import Exported, require_free, writing
 from orchestrator.experiments.rerun import rebuild
+from orchestrator.optim.privacy import secret
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import archive, crate, statement
 from orchestrator.provenance.crates.archive import Content
@@ -98,7 +99,7 @@ def export(name: str, request: ExportRequest, uri: str | None) -> ExportedCrate:
         with writing(request.to, "make room, or name another place"):
             archive.write(packed.files, request.to)
             size_bytes = _size(request.to, packed.files)
-    notes = [*data.notes, *of_wheel, *of_weights]
+    notes = [*data.notes, *of_wheel, *of_weights, *of_secret(original)]
     for note in notes:
         display.say(f"note: {note}")
     return ExportedCrate(
@@ -198,6 +199,16 @@ def _initial_weights(
     name = f"{crate.INITIAL}/{wanted.digest}.safetensors"
     begins = {"name": wanted.name, "digest": wanted.digest, "file": name}
     return {name: initial.place_of(folder, wanted.digest)}, {crate.INITIAL: begins}, []
+
+
+def of_secret(original: Recorded) -> list[str]:
+    """What who repeats a private run needs beside its crate."""
+    if not original.is_private:
+        return []
+    return [
+        "the noise of the run comes from a secret, which no crate holds: who repeats it gives its file, privacy.secret=PATH; "
+        f"here it is {secret.place(original.held.privacy.secret)}, and who has it knows who took part"
+    ]
 
 
 def _checkpoints(original: Recorded, folder: Path, held: ExitStack) -> Files:
