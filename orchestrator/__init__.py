@@ -3,7 +3,11 @@
 The names of `__all__` are public: CHANGELOG.md says what may change of them between versions.
 """
 
+from orchestrator.common import early_signals
+
 try:
+    if early_signals.is_command():
+        early_signals.heed()
     from orchestrator import moved
     from orchestrator.api import (
         Card,
@@ -34,14 +38,14 @@ except (ImportError, AttributeError) as error:
 
     shadowing.tell(error)
     raise
-except KeyboardInterrupt:
+except KeyboardInterrupt as interrupt:
     import sys
 
-    if sys.argv[:1] != ["-m"]:  # a program of the user's own
+    if not early_signals.is_command():
         raise
-    print("error: interrupted by SIGINT", file=sys.stderr)
+    code = early_signals.tell(interrupt)
     exec("")  # as in `__main__`
-    sys.exit(130)
+    sys.exit(code)
 
 __all__ = [
     "Card",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from orchestrator.common import early_signals
+
 
 def main() -> int:
     """The exit code of the command."""
@@ -14,9 +16,8 @@ def main() -> int:
         from orchestrator.cli import main
 
         return main.main()
-    except KeyboardInterrupt:  # before the command listens to signals
-        print("error: interrupted by SIGINT", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as interrupt:  # before the command listens to signals
+        return early_signals.tell(interrupt)
     except (ImportError, AttributeError) as error:
         from orchestrator.common import shadowing
 

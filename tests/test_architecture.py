@@ -103,6 +103,7 @@ ROOMS = {
         "injection",
         "tested_versions",
         "shadowing",
+        "early_signals",
         "distributions",
         "nondeterministic",
         "control_groups",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,31 @@ def test_so_is_one_out_of_text_that_python_executes(module: str, tmp_path: Path)
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 130
     assert done.stderr == "error: interrupted by SIGINT\n"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "yaml.py",  # `orchestrator` imports it
+        "sqlite3.py",  # the command does
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_so_is_another_signal_that_comes_as_early(module: str, number: signal.Signals, tmp_path: Path) -> None:
+    """The command ended by the signal, without a word."""
+    (tmp_path / module).write_text(f"import os, time; os.kill(os.getpid(), {number:d}); time.sleep(60)")
+    command = [sys.executable, "-m", "orchestrator", "runs"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, f"error: interrupted by {number.name}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_of_the_users_keeps_its_signals(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        f"import os, signal, orchestrator\nsignal.signal({signal.SIGINT:d}, signal.SIG_DFL)\nos.kill(os.getpid(), {number:d})"
+    )
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-number, "")
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=list(COMMANDS))

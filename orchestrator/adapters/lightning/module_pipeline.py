@@ -114,7 +114,7 @@ class ModulePipeline(Adapted):
         return [*self._counting(course), *self._loaders.notes(course)]
 
     def _counting(self, course: Course) -> list[str]:
-        """Who divides one by the other gets too much by a factor."""
+        """A module that divides one by the other gets too much by a factor."""
         if course.updates == 1 or "global_step" not in self.counts or len(self.counts) == 1:
             return []
         lengths = " and ".join(sorted(self.counts - {"global_step"}))

@@ -202,7 +202,7 @@ def _initial_weights(
 
 
 def of_secret(original: Recorded) -> list[str]:
-    """What who repeats a private run needs beside its crate."""
+    """A note for whoever repeats a private run, which its crate alone does not allow."""
     if not original.is_private:
         return []
     return [

@@ -71,7 +71,7 @@ class SweepRerun:
 
     @property
     def _of_gone(self) -> str:
-        """What was compared of trials without a record."""
+        """A line that tells how trials without a record were compared."""
         if not self.gone:
             return ""
         noun = "member" if self.kind == "ensemble" else "trial"
