@@ -49,6 +49,18 @@ def test_watching_again_takes_a_signal_back() -> None:
         assert pending_signal.signal == "SIGTERM"
 
 
+@pytest.mark.parametrize("number", signals.WATCHED)
+def test_one_that_was_blocked_when_this_process_began_is_heard(number: signal.Signals) -> None:
+    """Threads of Ray block SIGINT, and what they start inherits that, such as a driver that takes over on another machine."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WATCHED)
+    try:
+        with signals.posted() as pending_signal:
+            os.kill(os.getpid(), number)
+            assert pending_signal.signal == number.name
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_nohup_is_obeyed() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -114,6 +114,9 @@ def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in WATCHED:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` means it
             handle(number, handler)
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, WATCHED
+    )  # a process that an actor of Ray starts inherits a blocked SIGINT
 
 
 def _leave(number: int) -> None:
