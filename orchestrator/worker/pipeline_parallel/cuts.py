@@ -7,7 +7,7 @@ have the same borders in all of them, and hold what they use in any.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -74,6 +74,16 @@ def _last_around(survey: Survey, name: str) -> int:
     return 0
 
 
+def _barred_within(survey: Survey, undivided: Collection[str]) -> Survey:
+    """The survey, where no stage can begin between two uses of one of these."""
+    barred = dict(survey.barred)
+    for name in sorted(survey.uses.keys() & set(undivided)):
+        first, last = survey.uses[name][0], survey.uses[name][-1]
+        for border in range(first + 1, last + 1):
+            barred.setdefault(border, f"{name!r}, which one stage alone may use, is used on both sides of it")
+    return replace(survey, barred=barred)
+
+
 def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[str]) -> Cuts:
     """Cut a model into stages. names: of all parameters and buffers. Raises PipelineRaised for borders that cannot be, by
     name."""
@@ -93,11 +103,14 @@ def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[s
     return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, shares, apart, draws, crossing)
 
 
-def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int]) -> list[str]:
+def choose(
+    surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int], undivided: Collection[str] = ()
+) -> list[str]:
     """Borders for so many stages, so that the largest sum of a stage's parts of the cost and of the parameters is least; of
-    nearly equal ones those that lie least deep. sizes: the elements of each trained parameter. Raises PipelineRaised where
-    there are too few candidates."""
+    nearly equal ones those that lie least deep. sizes: the elements of each trained parameter; undivided: parameters and
+    buffers that one stage alone may use. Raises PipelineRaised where there are too few candidates."""
     _, surveys = _apart(_with_unused(surveys, tuple(sizes)))
+    surveys = {way: _barred_within(survey, undivided) for way, survey in surveys.items()}
     chosen = None
     for glued in (False, True):  # what crosses by a name of its own has every operation looked at
         candidates = _candidates(surveys, glued=glued)

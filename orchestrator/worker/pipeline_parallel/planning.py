@@ -47,7 +47,8 @@ def cuts_of(surveys: dict[Way, Survey], workload: PipelineAdapter, replica: Repl
     sizes = {name: each.numel() for name, each in model.named_parameters() if each.requires_grad}
     with naming("stages()"):
         named = workload.pipeline.stages(model)
-    borders = choose(surveys, stages, sizes) if named is None else _checked_names(list(named), stages)
+    undivided = [*_changing(replica), *(name for name, each in model.named_parameters() if _is_hooked(each))]
+    borders = choose(surveys, stages, sizes, undivided) if named is None else _checked_names(list(named), stages)
     cuts = cut(surveys, borders, names)
     _refuse(model, replica, cuts)
     return cuts
@@ -115,8 +116,7 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
             raise PipelineRaised(
                 f"stage {stage} would hold no parameter that is trained", _REMEDY, code="stages.without-parameter"
             )
-    changing = {slot.name for slot in replica.layout.slots[len(replica.parameters) :]}
-    changing |= replica.counters.keys() | replica.joined.keys()
+    changing = _changing(replica)
     for name in cuts.tied:
         if name in changing:
             raise PipelineRaised(
@@ -125,12 +125,23 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
                 code="stages.buffer-shared",
             )
         parameter = parameters.get(name)
-        if parameter is not None and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+        if parameter is not None and _is_hooked(parameter):
             raise PipelineRaised(
                 f"the parameter {name!r} has a hook on its gradient, of which several stages have a part",
                 _REMEDY,
                 code="stages.hook",
             )
+
+
+def _changing(replica: Replica) -> set[str]:
+    """The buffers that change with each batch."""
+    statistics = {slot.name for slot in replica.layout.slots[len(replica.parameters) :]}
+    return statistics | replica.counters.keys() | replica.joined.keys()
+
+
+def _is_hooked(parameter: torch.nn.Parameter) -> bool:
+    """Whether its gradient is changed, or looked at, when all of it is there."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 class InStages:

@@ -458,6 +458,8 @@ class SharedNorm(Deep):
             nn.Linear(pipelines.FEATURES, 8), norm, nn.Linear(8, 8), norm, nn.Linear(8, pipelines.CLASSES)
         )
 
+
+class SharedNormDivided(SharedNorm):
     def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
         return ["2"]
 
@@ -501,7 +503,7 @@ REFUSED = {
     pipelines.Small: ("stages.not-cut", ""),
     pipelines.Packed: ("stages.output-needed", "gru"),
     NamesTooMany: ("stages.returned", "['2', '3']"),
-    SharedNorm: ("stages.buffer-shared", "'1.num_batches_tracked'"),
+    SharedNormDivided: ("stages.buffer-shared", "'1.num_batches_tracked'"),
     HookedTied: ("stages.hook", "'0.weight'"),
     pipelines.Frozen: ("stages.no-parameters", ""),
 }
@@ -536,6 +538,11 @@ def test_a_loss_that_draws_in_the_evaluation_of_some_batches_only_is_told() -> N
     told = [end for end in ends if isinstance(end, PipelineRaised)]
     assert told
     assert all("draws random numbers in the evaluation of some batches only" in str(end) for end in told)
+
+
+@pytest.mark.slow
+def test_a_stage_does_not_begin_between_two_calls_of_a_norm() -> None:
+    _same(SharedNorm, MESHES[0], optimizer=ADAM, shards=2, args={"rows": 20})
 
 
 @pytest.mark.slow
