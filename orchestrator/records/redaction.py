@@ -44,8 +44,9 @@ _POSSIBLE = re.compile(r"(^|_)(tokens?|auth|sas|bearer|authorization)$")
 # The same of variables alone: a setting of such a name is seldom one.
 _CERTAIN_VARIABLE = re.compile(r"(^|_)(db|ssh)?pass(_|$)")
 _POSSIBLE_VARIABLE = re.compile(r"(^|_)(key|pat|jwt)$")
-# Base64 has slashes, as paths have, which are seldom as long without a point or a stroke.
-_COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])([A-Za-z0-9+=_~-]{16,}|[A-Za-z0-9+/]{40,}={0,2})")
+# Base64 has slashes, as paths have, but few, and both capitals and small letters between them.
+_BASE64 = r"(?=.*[A-Z])(?=.*[a-z])(?!/|.*(?:/[^/]{1,12}){4})[A-Za-z0-9+/]{40,}={0,2}"
+_COULD_BE = re.compile(rf"(?=.*[0-9])(?=.*[A-Za-z])(?:[A-Za-z0-9+=_~-]{{16,}}|{_BASE64})")
 _FOLDERS = ("PWD", "OLDPWD")  # of the shell, and no passwords
 _NAMES = ("privacy.secret", "pipeline.target")  # where a secret lies, and what code is called: neither is one itself
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")

@@ -66,6 +66,8 @@ PLAIN_VARIABLES = {
     "COMPASS": "north",
     "KEY": "package.module:Name12345",
     "TOKEN": "data/tokens-2024/of_the_first_corpus/train.bin",
+    "AUTH": "Data/Tokens/openwebtext/gpt2/train/shard0001x",
+    "BEARER": "/Data/OfTheFirstCorpus/WithAllOfItsTokens/part1",
 }
 ADDRESSES = {
     "https://me:swordfish@host/path?x=1": "https://host/path?x=1",

@@ -114,9 +114,8 @@ def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in WATCHED:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` means it
             handle(number, handler)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, WATCHED
-    )  # a process that an actor of Ray starts inherits a blocked SIGINT
+    # A process that an actor of Ray starts inherits a blocked SIGINT.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
 
 def _leave(number: int) -> None:

@@ -146,7 +146,7 @@ class Trials:
             earlier = self._earlier(place)
             if (
                 earlier is not None and earlier.status == "FINISHED"
-            ):  # just before the driver died: the journal lacks its end
+            ):  # before the driver could write that to the journal
                 return self._valued(earlier.run_id, earlier.metrics, earlier.digest)
             if earlier is not None and self._can_go_on(earlier.run_id):
                 uri = self.sweep.settings.tracking.uri

@@ -120,7 +120,7 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
     for name in cuts.tied:
         if name in changing:
             raise PipelineRaised(
-                f"the buffer {name!r} changes with each batch, and several stages use it",
+                f"the buffer {name!r} may change with each batch, and several stages use it",
                 f"keep all that reads or changes it within one stage: {_REMEDY}",
                 code="stages.buffer-shared",
             )
