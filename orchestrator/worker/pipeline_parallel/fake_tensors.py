@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
+from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.shape_kernels import leave_the_compiler_out
 
 # Functions that read the value of a tensor into Python.
@@ -44,6 +45,15 @@ Key = tuple[str, int, int]
 
 class ValueNeeded(Exception):
     """The code reads a value that another stage has."""
+
+
+def freezing(name: str) -> PipelineRaised:
+    """The refusal of a loss that freezes this parameter."""
+    return PipelineRaised(
+        f"loss() freezes the parameter {name!r}, and a stage is to know before which of its parameters are trained",
+        "have it detach() what the layer computes instead, as a function of step, or set cluster.stages=1",
+        code="stages.loss-freezes",
+    )
 
 
 class Watcher(Protocol):
@@ -113,7 +123,12 @@ class FakeTensor(torch.Tensor):
         fakes = [leaf for leaf in leaves if type(leaf) is FakeTensor]
         name = name_of(func)
         if name not in ABOUT or any(fake.value is not None for fake in fakes):
-            values = {id(fake): fake.watcher.value_of(fake) for fake in fakes}
+            try:
+                values = {id(fake): fake.watcher.value_of(fake) for fake in fakes}
+            except ValueNeeded:
+                if not _sets_flag(func, name):
+                    raise
+                raise freezing(str(fakes[0].key)) from None
             if all(value is not None for value in values.values()):
                 args, kwargs = tree_unflatten([values.get(id(leaf), leaf) for leaf in leaves], spec)
                 return func(*args, **kwargs)
@@ -138,6 +153,12 @@ def name_of(func: Callable[..., Any]) -> str:
     """The name of a torch function; of the getter of an attribute, that of the attribute."""
     name = getattr(func, "__name__", str(func))
     return getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
+
+
+def _sets_flag(func: Callable[..., Any], name: str) -> bool:
+    """Whether it sets whether a tensor is trained."""
+    attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name == "requires_grad_" or (name, attribute) == ("__set__", "requires_grad")
 
 
 def read_by(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

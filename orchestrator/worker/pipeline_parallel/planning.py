@@ -22,6 +22,7 @@ from orchestrator.worker.pipeline_parallel import messages
 from orchestrator.worker.pipeline_parallel.all_stages import WholeModel
 from orchestrator.worker.pipeline_parallel.border_values import Generators
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way, choose, cut
+from orchestrator.worker.pipeline_parallel.fake_tensors import freezing
 from orchestrator.worker.pipeline_parallel.survey import Survey, survey
 
 _REMEDY = "let stages begin elsewhere, by stages(self, model) of the pipeline, or set cluster.stages=1"
@@ -38,11 +39,7 @@ def cuts_of(surveys: dict[Way, Survey], workload: PipelineAdapter, replica: Repl
     model = workload.model
     frozen = next((name for name, each in parameters_of(replica).items() if not each.requires_grad), None)
     if frozen is not None:
-        raise PipelineRaised(
-            f"loss() freezes the parameter {frozen!r}, and a stage is to know before which of its parameters are trained",
-            "have it detach() what the layer computes instead, as a function of step, or set cluster.stages=1",
-            code="stages.loss-freezes",
-        )
+        raise freezing(frozen)
     names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
     sizes = {name: each.numel() for name, each in model.named_parameters() if each.requires_grad}
     with naming("stages()"):

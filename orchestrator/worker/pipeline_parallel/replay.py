@@ -32,7 +32,7 @@ from orchestrator.worker.pipeline_parallel.border_values import (
     unpack,
 )
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way
-from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, ValueNeeded, is_dense
+from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, ValueNeeded, freezing, is_dense
 from orchestrator.worker.pipeline_parallel.memoized_calls import MemoizedCalls, flattened
 from orchestrator.worker.pipeline_parallel.operation_names import OperationNames, OperationWatch, is_of_operation
 
@@ -234,6 +234,8 @@ class Stage:
                     roots.append(root)
                     gradients.append(unpack(border_value, self._staging))
         for name, gradient in tied.items():
+            if not self.held[name].requires_grad:
+                raise freezing(name)
             roots.append(self.held[name])
             gradients.append(gradient)
         if roots:

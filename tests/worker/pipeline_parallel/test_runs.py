@@ -64,6 +64,37 @@ def test_a_loss_that_freezes_a_parameter_is_named() -> None:
         train(FreezingInLoss, MESHES[0])
 
 
+class FreezingLater(pipelines.Mlp):
+    layer = -1
+
+    def loss(self, model: nn.Module, batch: Any, step: int = 0) -> Any:
+        if step > 1:
+            model[self.layer].requires_grad_(False)  # type: ignore[index]
+        return super().loss(model, batch)
+
+
+class FreezingByTurns(FreezingLater):
+    def loss(self, model: nn.Module, batch: Any, step: int = 0) -> Any:
+        for parameter in model[self.layer].parameters():  # type: ignore[index]
+            parameter.requires_grad = step < 2
+        return pipelines.Mlp.loss(self, model, batch)
+
+
+class FreezingTheFirst(FreezingLater):
+    layer = 0
+
+
+@pytest.mark.parametrize("pipeline", [FreezingLater, FreezingByTurns])
+def test_so_is_one_that_freezes_it_in_a_later_step(pipeline: type[FreezingLater]) -> None:
+    """torch told that an element of tensors does not require grad, or we that the code uses the parameter."""
+    with refused("stages.loss-freezes", "the parameter '3."):
+        train(pipeline, MESHES[0])
+
+
+def test_a_layer_may_be_frozen_where_all_stages_behind_it_can_do_without() -> None:
+    assert train(FreezingTheFirst, MESHES[0]).digest == train(FreezingTheFirst).digest
+
+
 class ForwardMode(pipelines.Mlp):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         inputs, _ = batch
