@@ -168,6 +168,11 @@ class RunFolder:
         """Whether a process keeps others away from this run."""
         return locks.is_held(self._lease)
 
+    def was_last_leased_by(self, process: str, host: str) -> bool:
+        """Whether this process had the lease last; also where nobody knows."""
+        note = locks.note(self._lease)
+        return not note or (note.startswith(f"process {process} of ") and note.endswith(f" on {host}"))
+
     def sync(self) -> None:
         """Wait until what the run is made of is on the disk, and the new folders: without them a checkpoint is of no use. A
         file that has not changed since is not waited for again. Raises OSError."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -253,9 +255,10 @@ class Uploads:
         self.files = {"settings.yaml": SETTINGS, "trace.jsonl": "a"}
         self.fetched = 0
 
-    def fetch(self, _: str, __: str, target: Path, *, anew: bool) -> list[str]:
-        self.fetched += 1
-        new = {name: text for name, text in self.files.items() if anew or not (target / name).exists()}
+    def fetch(self, _: str, __: str, target: Path, *, anew: bool, only: str | None = None) -> list[str]:
+        self.fetched += only is None
+        wanted = {name: text for name, text in self.files.items() if only in (None, name)}
+        new = {name: text for name, text in wanted.items() if anew or not (target / name).exists()}
         for name, text in new.items():
             (target / name).write_text(text)
         return [*new]
@@ -278,6 +281,36 @@ def test_copies_of_a_run_of_elsewhere_are_made_anew_once_it_has_gone_on(tmp_path
     assert store.fetched == 0
     store.files["trace.jsonl"] = "abcd"
     assert seen("FINISHED", 7).trace.read_text() == "abcd"
+
+
+@pytest.mark.parametrize(
+    ("there", "driver", "kept"),
+    [
+        ('{"a": 1}\n{"b": 2}\n{"c": 3}\n', "elsewhere", False),  # it has gone on there
+        ('{"a": 1}\n{"x": 2}\n', "elsewhere", False),  # and both went on from there
+        ('{"a": 1}\n{"b"', "elsewhere", True),  # sent from here while it was written
+        ("", "elsewhere", True),
+        ('{"a": 1}\n{"x": 2}\n', "here", True),  # nobody else had it
+        ('{"a": 1}\n{"x": 2}\n', "", True),  # of a version that did not tell
+    ],
+)
+def test_files_of_a_run_that_has_gone_on_elsewhere_are_left(
+    tmp_path: Path, there: str, driver: str, kept: bool
+) -> None:
+    """The machine of a lost driver is back: `resume` went on from its last step there, and removed the later checkpoints."""
+    files = RunFolder(tmp_path, PAST.run_id)
+    with files.leased():
+        files.release()
+    pid, host = os.getpid(), socket.gethostname()
+    for name in ("settings.yaml", "trace.jsonl", "code.bundle", "data.json", "environment.json"):
+        (files.path / name).write_text(SETTINGS if name == "settings.yaml" else "own")
+    files.journal.write_text('{"a": 1}\n{"b": 2}\n')
+    store = Uploads()
+    store.files |= {"journal.jsonl": there}
+    drove = {"elsewhere": (str(pid), f"{host}-2"), "here": (str(pid), host), "": ("", "")}[driver]
+    Recorded.of(cast("Any", store), tmp_path, replace(PAST, status="KILLED", driver=drove))
+    assert files.trace.read_text() == ("own" if kept else "a")
+    assert files.fetched.exists() != kept
 
 
 def test_a_repetition_that_was_killed_with_its_command_is_told_by_its_own_files(tmp_path: Path) -> None:

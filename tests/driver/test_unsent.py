@@ -48,8 +48,10 @@ class Client:
         self.said.append((run_id, f"{status} at {end_time}"))
 
 
-def opened(folder: Path, client: Client, name: str | None = None) -> Any:
-    return SimpleNamespace(folder=folder, client=client, name=name)
+def opened(folder: Path, client: Client, name: str | None = None, driver: tuple[str, str] = ("", "")) -> Any:
+    """driver: who drove its runs last."""
+    driving = SimpleNamespace(driver=driver)
+    return SimpleNamespace(folder=folder, client=client, name=name, driving=lambda _: driving)
 
 
 def left(folder: Path, run_id: str, store: str | None = None) -> Path:
@@ -83,6 +85,18 @@ def _export_checkpoint(run_id: str, folder: Path) -> object:
 
 def _ask(run_id: str, _: Path) -> object:
     return api.run(run_id)
+
+
+def test_nothing_is_sent_of_a_run_that_has_gone_on_elsewhere(tmp_path: Path) -> None:
+    """The trace of a driver that was lost would take the place of that of the whole run."""
+    client = Client("a")
+    file = left(tmp_path, "a")
+    (file.parent / "journal.jsonl").write_text('{"step": 1}\n')
+    store = opened(tmp_path, client, driver=("1", "another host"))
+    store.fetch = lambda _, __, target, **___: (target / "journal.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    assert unsent.send(store) == [Sent("a", is_left_out=True)]
+    assert "another process has gone on with it elsewhere" in unsent.Sent("a", is_left_out=True).sentence
+    assert (client.said, file.exists()) == ([], False)
 
 
 def test_each_run_of_a_store_is_sent_and_forgotten(tmp_path: Path) -> None:

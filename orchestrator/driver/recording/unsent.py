@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.driver import copies
 from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import OrchestratorError
 from orchestrator.provenance.tracking import Store, Tracker, default_uri, outbox
@@ -20,12 +21,13 @@ from orchestrator.provenance.tracking.store_errors import reason
 @dataclass(frozen=True)
 class Sent:
     """The result for one run. trouble: why MLflow still lacks some of it, or None; gone: files that were to be sent, and are
-    not there any more; refused: what MLflow takes never."""
+    not there any more; refused: what MLflow takes never; is_left_out: nothing was sent, since the run has gone on elsewhere."""
 
     run_id: str
     trouble: str | None = None
     gone: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    is_left_out: bool = False
 
     @property
     def sentence(self) -> str:
@@ -34,6 +36,8 @@ class Sent:
                 f"MLflow still lacks some of run {self.run_id}: {self.trouble}\n"
                 f"  to give that up, remove .orchestrator/{self.run_id}/{outbox.FILE}"
             )
+        if self.is_left_out:
+            return f"what MLflow lacked of run {self.run_id} is left out: another process has gone on with it elsewhere"
         lost = (
             f", except for {', '.join(self.gone)}, of which the run's folder has nothing any more" if self.gone else ""
         )
@@ -100,7 +104,11 @@ def _opened(folder: Path, name: str | None) -> Store | str:
 
 
 def _send(store: Store, run_id: str) -> Sent:
+    files = RunFolder(store.folder, run_id)
     try:
+        if copies.is_behind(store, run_id, store.driving(run_id).driver, files):  # it would undo what that one has told
+            (files.path / outbox.FILE).unlink()
+            return Sent(run_id, is_left_out=True)
         tracker = Tracker.catch_up(store, run_id)
     except Exception as error:  # MLflow's, requests', of a damaged file
         return Sent(run_id, reason(error))

@@ -87,6 +87,7 @@ class Past:
     settings_sha256: str | None = None  # of the file of its settings, as the launch wrote it; None of older ones
     is_orphan: bool = False  # whether the store says that it runs, though its driver on this machine is gone
     is_driven_here: bool = False  # whether its driver is a living process of this machine
+    driver: tuple[str, str] = ("", "")  # its last one, by process and host, as far as they are known
 
 
 class Driving(NamedTuple):
@@ -106,6 +107,12 @@ class Driving(NamedTuple):
     def named(self) -> str:
         pid, _, host, _ = self.process
         return f"process {pid} on {host}"
+
+    @property
+    def driver(self) -> tuple[str, str]:
+        """As in `Past`."""
+        pid, _, host, _ = self.process
+        return pid, host
 
 
 def user() -> str:
@@ -370,14 +377,18 @@ class Store:
                     raise
                 return tables.Stage()
 
-    def fetch(self, run_id: str, folder: str, target: Path, *, anew: bool = False) -> list[str]:
+    def fetch(
+        self, run_id: str, folder: str, target: Path, *, anew: bool = False, only: str | None = None
+    ) -> list[str]:
         """Bring the run's artifacts under `folder` into `target`, those that are not there, or all of them anew; returns the
-        names of what was brought. Raises ConfigurationError when they cannot be had."""
+        names of what was brought. only: the name of the one that is wanted. Raises ConfigurationError when they cannot be
+        had."""
         brought: list[str] = []
         with self.usable(), temporary.folder(target.parent) as place:
             for artifact in self.client.list_artifacts(run_id, folder):
                 name = Path(artifact.path).name
-                if not artifact.is_dir and (anew or not (target / name).exists()):
+                is_wanted = not artifact.is_dir and only in (None, name)
+                if is_wanted and (anew or not (target / name).exists()):
                     found = Path(self.client.download_artifacts(run_id, artifact.path, str(place)))
                     if artifact.file_size not in (None, found.stat().st_size):  # of what is in front of a server
                         raise OSError(f"{artifact.path} came as something else")
@@ -467,6 +478,7 @@ def _past(row: tables.RunRow) -> Past:
         settings_sha256=tags.get(SETTINGS),
         is_orphan=row.status == "RUNNING" and _is_orphan(tags),
         is_driven_here=row.status == "RUNNING" and _is_here(tags) and not _is_orphan(tags),
+        driver=(tags.get(PID, ""), tags.get(HOST, "")),
         rerun_of=tags.get("rerun_of"),
         verdict=tags.get("verdict"),
         user=tags.get(USER),
