@@ -368,8 +368,8 @@ def test_memory_that_ends_and_a_card_that_fails_are_no_fault_of_a_state(
     assert raised.value is error
 
 
-def reordered(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad][::-1])
+def with_fewer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad][1:])
 
 
 def with_more_options(model: nn.Module) -> torch.optim.Optimizer:
@@ -382,7 +382,7 @@ def with_more_options(model: nn.Module) -> torch.optim.Optimizer:
     [
         (lambda model: build("adam", {}, model), "checkpoint.state-optimizer"),
         (grouped(torch.optim.AdamW), "checkpoint.state-groups"),
-        (reordered, "checkpoint.state-group-parameters"),
+        (with_fewer, "checkpoint.state-group-parameters"),
         (with_more_options, "checkpoint.state-group-options"),
     ],
 )
@@ -394,6 +394,19 @@ def test_another_optimizer_is_refused(make: Make, code: str) -> None:
     with refused(code):
         restore(capture(donor, donors, {}), model, optimizer)
     assert digest(model, optimizer) == before
+
+
+def test_a_group_takes_the_order_of_the_state() -> None:
+    """`list(set(model.parameters()))` is ordered by where parameters lie in memory, so each process has another order."""
+    donor, donors = made(1, lambda model: torch.optim.AdamW([*model.named_parameters()], lr=0.01))
+    train(donor, donors, 0, BEFORE)
+    state = packed(capture(donor, donors, {}))
+    model, optimizer = made(2, lambda model: torch.optim.AdamW([*model.named_parameters()][::-1], lr=0.01))
+    restore(state, model, optimizer)
+    assert optimizer.param_groups[0]["param_names"] == donors.param_groups[0]["param_names"]
+    for each, its_optimizer in ((donor, donors), (model, optimizer)):
+        train(each, its_optimizer, BEFORE, AFTER)
+    assert digest(model, optimizer) == digest(donor, donors)
 
 
 class Counts(torch.optim.SGD):

@@ -164,11 +164,13 @@ def _optimizer_tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Groups get the saved order of their parameters too, which saved options may follow (`param_names`)."""
+    parameters = dict(model.named_parameters())
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
         own, params = as_own(saved, group), group["params"]
+        params[:] = [parameters[name] for name in saved["params"]]
         group.clear()
         group.update({**own, "params": params})
-    parameters = dict(model.named_parameters())
     entries: dict[torch.Tensor, Any] = {parameters[name]: entry for name, entry in tree["state"].items()}
     optimizer.state.clear()
     optimizer.state.update(placed(entries, optimizer))
@@ -245,7 +247,8 @@ def _check_model(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.
 
 def _check_optimizer(saved: Any, present: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """The same class over the same parameters in the same groups with the same options; and state for known parameters only.
-    Options that a step may have added, here or there, need not be in both."""
+    Options that a step may have added, here or there, need not be in both. The order within a group may be another one: that
+    of a group made of a `set` of parameters follows from where they lie in memory."""
     if saved["name"] != present["name"]:
         raise Inconsistent(
             f"the state is of the optimizer {saved['name']}, not of {present['name']}",
@@ -257,7 +260,7 @@ def _check_optimizer(saved: Any, present: dict[str, Any], optimizer: torch.optim
             code="checkpoint.state-groups",
         )
     for i, (theirs, ours) in enumerate(zip(saved["groups"], present["groups"], strict=True)):
-        if theirs["params"] != ours["params"]:
+        if sorted(theirs["params"]) != sorted(ours["params"]):
             raise Inconsistent(
                 f"group {i} of the optimizer holds other parameters: {theirs['params']} in the state, {ours['params']} here",
                 code="checkpoint.state-group-parameters",
