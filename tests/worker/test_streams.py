@@ -80,6 +80,24 @@ class Forgetful(Stream):
         return Half(shard, generator)
 
 
+class Shuffling(Walk):
+    """From its 15th sample on it holds one back, which is no part of its state, as in Hugging Face's `shuffle`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        held = None
+        for sample in super().__iter__():
+            if self._number <= 14:
+                yield sample
+            elif held is not None:
+                yield held
+            held = sample if self._number > 14 else None
+
+
+class Buffered(Stream):
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Walk:  # noqa: ARG002
+        return Shuffling(shard, generator)
+
+
 class Large(WithState):
     state_bytes = 16
 
@@ -102,7 +120,9 @@ class Restless(Stream):
         return ((torch.full((4,), float(asked + number)), number % 3) for number in itertools.count())
 
 
-KINDS: dict[str, type[Stream]] = {kind.__name__: kind for kind in (Plain, WithState, Forgetful, Large, Short, Restless)}
+KINDS: dict[str, type[Stream]] = {
+    kind.__name__: kind for kind in (Plain, WithState, Buffered, Forgetful, Large, Short, Restless)
+}
 
 
 class OfStream(Pipeline):
@@ -311,6 +331,14 @@ def test_a_checkpoint_holds_where_each_stream_is(kind: str) -> None:
     told, run = _told(kind, Layout(3, "tree"), [Fault(1, 70, "die"), Fault(0, 20, "join")])
     assert run.went_back > 0
     _unmoved(told, kind)
+
+
+@pytest.mark.parametrize("at", [128, 134, 140])
+def test_samples_are_taken_anew_where_a_state_leaves_out_what_was_held_back(at: int) -> None:
+    """The trial before the first step is over by then."""
+    told, run = _told("Buffered", Layout(3, "tree"), [Fault(1, at, "die"), Fault(0, 20, "join")])
+    assert run.went_back > 0
+    _unmoved(told, "Buffered")
 
 
 @pytest.mark.long

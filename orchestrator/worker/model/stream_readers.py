@@ -1,12 +1,16 @@
 """The streams of a run's shards, read by whoever hosts them (`data.files.stream.Stream`).
 
-    position     samples taken in the run, epoch, samples taken in that epoch
-    generator    the state of the epoch's generator, of a stream that has a state
-    state        what its `state_dict()` gave: its length, then JSON
+    position     samples taken in the run; epoch and samples taken in it, and how many samples were taken behind that place
+    generator    the state of the epoch's generator at that place, of a stream that has a state
+    state        what its `state_dict()` gave there: its length, then JSON
+    behind       a hash of the first samples behind it
 
-These three are the row of a shard, which is kept as the residual of a compression is (`shard_states.py`): in checkpoints, in
+These are the row of a shard, which is kept as the residual of a compression is (`shard_states.py`): in checkpoints, in
 memory that outlives the worker, and handed over. So whoever hosts a shard next goes on behind the last committed step. A stream
 without `state_dict` is opened again at its epoch, and its samples are taken up to there.
+
+The state of a stream is that before its last micro-batch, whose samples are taken again from it. If they are others, as behind
+a shuffle buffer whose content the state leaves out, the stream is opened again like one without a state.
 
 Before each sample the generators of the process are seeded for it, so a sample is the same whether it is taken in its step or
 passed over.
@@ -20,6 +24,8 @@ If a mode keeps no rows (replicas that run free, a model in stages), samples are
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +43,9 @@ from orchestrator.optim.transforms import State
 from orchestrator.pipeline import naming
 
 _POSITION, _GENERATOR, _STATE = "stream/position", "stream/generator", "stream/state"
+_BEHIND = "stream/behind"
 _LENGTH_BYTES = 8
+_COMPARED = 4  # samples behind a state
 _TRIED = 4  # micro-batches
 
 
@@ -56,8 +64,9 @@ class StreamReaders:
 
     def first(self) -> State:
         """The row of a shard that has taken nothing."""
-        row = {_POSITION: torch.zeros(3, dtype=torch.int64)}
+        row = {_POSITION: torch.zeros(4, dtype=torch.int64)}
         if self.has_state:
+            row[_BEHIND] = torch.zeros(_Hash.BYTES, dtype=torch.uint8)
             row[_GENERATOR] = torch.zeros_like(torch.Generator().get_state())
             row[_STATE] = torch.zeros(_LENGTH_BYTES + self._source.state_bytes, dtype=torch.uint8)
         return row
@@ -86,9 +95,13 @@ class StreamReaders:
         first, second = (_Reader(self._source, self._seed, 0, self._shards, self.first()) for _ in range(2))
         where = "trying the state_dict() of shard 0"
         first.read(range(samples), where)
+        if samples == most:
+            return
+        first.read(range(samples, min(2 * samples, most)), where)
         second.settle(first.row())
-        rest = range(samples, min(_TRIED * samples, most))
-        if fingerprint(first.read(rest, where)) != fingerprint(second.read(rest, where)):
+        rest = range(min(2 * samples, most), min(_TRIED * samples, most))
+        same = fingerprint(first.read(rest, where)) == fingerprint(second.read(rest, where))
+        if not same or second.had_another_state:
             raise Inconsistent(
                 f"after {samples} samples of shard 0 state_dict() was taken, and a stream that has loaded it goes on with "
                 "others",
@@ -145,6 +158,16 @@ class _Opened:
         with naming(f"state_dict() of {self.what}"):
             return self._whole.state_dict()
 
+    def pass_over(self, samples: int) -> None:
+        """Take so many that were taken before. Raises Inconsistent where there are fewer."""
+        for _ in range(samples):
+            if self.next() is _END:
+                raise Inconsistent(
+                    f"{self.what}, ended after {self.taken} samples, and {samples} were taken of it before",
+                    "a Stream gives the same samples each time it is asked for the same shard and epoch",
+                    code="streams.other-end",
+                )
+
     def next(self) -> Any:
         """The next sample; `_END` behind the last."""
         purpose = f"sample of a stream, epoch {self.epoch}"
@@ -157,6 +180,30 @@ class _Opened:
 
 
 _END = object()
+
+
+class _Hash:
+    """Hashes the first samples behind a place; of those that are no values, only how many there are."""
+
+    BYTES = 32
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._samples = 0
+
+    def add(self, sample: Any) -> None:
+        self._samples += 1
+        if self._samples <= _COMPARED:
+            self._digest.update(_printed(sample))
+
+    def tensor(self) -> torch.Tensor:
+        return of_bytes(self._digest.digest()).clone()
+
+
+def _printed(sample: Any) -> bytes:
+    with contextlib.suppress(Exception):  # of the pickles of classes that are the user's
+        return fingerprint(sample)
+    return b"no value"
 
 
 class _Reader:
@@ -180,7 +227,10 @@ class _Reader:
         self._kept: list[Any] = []
         self._texts: list[str] = []  # of live ones
         self._marks: dict[int, State] = {}
+        self._place_before = first  # where the last micro-batch ended
+        self._behind = _Hash()
         self.is_new = True
+        self.had_another_state = False  # whether the state that was loaded last gave other samples
         self._restart(first)
 
     def catch_up(self, samples: Mapping[int, StreamedSamples]) -> None:
@@ -211,10 +261,12 @@ class _Reader:
         while self._end < indices.stop:
             passes = self._settled is None and self._end < indices.start
             sample = self._next(where)
+            if self._keeps_place_before:
+                self._behind.add(sample)
             self._keep(sample if passes else copied(sample), where)  # the stream may write the next one there
             if passes:
                 self._trim(self._end)
-        if self._end == indices.stop:
+        if self._end == indices.stop and self._end not in self._marks:
             self._marks[self._end] = self._now()
         self._last = indices.stop
         found = self._kept[indices.start - self._begin : indices.stop - self._begin]
@@ -251,9 +303,13 @@ class _Reader:
         self._marks = {self._end: row}
         self.is_new = True
         self._place(row)
+        if self._keeps_place_before and row[_POSITION][-1]:
+            self._take_behind(row)
+            row = self._here()
+        self._place_before, self._behind = row, _Hash()
 
     def _place(self, row: State) -> None:
-        _, epoch, within = row[_POSITION].tolist()
+        _, epoch, within, _ = row[_POSITION].tolist()
         self._stream = self._open(epoch)
         if within and self._stream.has_state:
             self._stream.load(_unpacked(row[_STATE]), within, row[_GENERATOR])
@@ -261,13 +317,20 @@ class _Reader:
         if self._live:  # what it gave is not given again
             self._stream.taken = within
             return
-        for _ in range(within):
-            if self._stream.next() is _END:
-                raise Inconsistent(
-                    f"{self._stream.what}, ended after {self._stream.taken} samples, and {within} were taken of it before",
-                    "a Stream gives the same samples each time it is asked for the same shard and epoch",
-                    code="streams.other-end",
-                )
+        self._stream.pass_over(within)
+
+    def _take_behind(self, row: State) -> None:
+        """Take what was taken behind the place of the row."""
+        _, epoch, within, behind = row[_POSITION].tolist()
+        found, where = _Hash(), "taking samples again"
+        for _ in range(behind):
+            found.add(self._next(where))
+        self.had_another_state = bool(within) and not torch.equal(found.tensor(), row[_BEHIND])
+        if self.had_another_state:
+            self._stream = self._open(epoch)
+            self._stream.pass_over(within)
+            for _ in range(behind):
+                self._next(where)
 
     def _next(self, where: str) -> Any:
         found = self._stream.next()
@@ -284,10 +347,26 @@ class _Reader:
             )
         return found
 
+    @property
+    def _keeps_place_before(self) -> bool:
+        """Whether a row has the state before the last micro-batch: samples of a live stream are not taken again."""
+        return self._stream.has_state and not self._live
+
     def _now(self) -> State:
+        here = self._here()
+        if not self._keeps_place_before:
+            return here
+        start, epoch, within, _ = self._place_before[_POSITION].tolist()
+        position = torch.tensor([self._end, epoch, within, self._end - start])
+        row = {**self._place_before, _POSITION: position, _BEHIND: self._behind.tensor()}
+        self._place_before, self._behind = here, _Hash()
+        return row
+
+    def _here(self) -> State:
         stream = self._stream
-        row = {_POSITION: torch.tensor([self._end, stream.epoch, stream.taken])}
+        row = {_POSITION: torch.tensor([self._end, stream.epoch, stream.taken, 0])}
         if stream.has_state:
+            row[_BEHIND] = _Hash().tensor()
             row[_GENERATOR] = stream.generator.get_state()
             row[_STATE] = _packed(stream.state(), self._source.state_bytes, stream.what)
         return self._fitted(row)
