@@ -61,9 +61,9 @@ class RunFolder:
         except OSError as error:
             raise _unwritable(folder, error) from error
         _require_own_files(self.path)
-        self._lock: int | None = None
+        self._held: int | None = None
         self._synced: dict[Path, tuple[int, int]] = {}  # inode and time of change
-        self._lease = self.path / "lock"
+        self.lock = self.path / "lock"
         self._sent = self.path / "sent.lock"  # of who sends MLflow what it lacks of the run, and has the lease for that
         self.journal = self.path / _JOURNAL
         self.trace = self.path / _TRACE
@@ -120,7 +120,7 @@ class RunFolder:
 
     def _lease_now(self) -> None:
         try:
-            self._lock = locks.take(self._lease)
+            self._held = locks.take(self.lock)
         except locks.LockTaken as taken:
             raise UsageError(
                 f"run {self.path.name} is being driven by {taken.who}",
@@ -151,9 +151,9 @@ class RunFolder:
 
     def release(self) -> None:
         """Let other drivers have it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def checkpoints_at(self, uri: str | None) -> str:
         """The place of its checkpoints: a path, or a URL under which several runs may lie. A relative path begins in the
@@ -166,11 +166,11 @@ class RunFolder:
     @property
     def is_driven(self) -> bool:
         """Whether a process keeps others away from this run."""
-        return locks.is_held(self._lease)
+        return locks.is_held(self.lock)
 
     def was_last_leased_by(self, process: str, host: str) -> bool:
         """Whether this process had the lease last; also where nobody knows."""
-        note = locks.note(self._lease)
+        note = locks.note(self.lock)
         return not note or (note.startswith(f"process {process} of ") and note.endswith(f" on {host}"))
 
     def sync(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ import pytest
 import ray
 
 from orchestrator.cluster.actors import driver_failover
-from orchestrator.cluster.actors.driver_failover import FailoverActor, FailoverTask, is_lost, standing_by
+from orchestrator.cluster.actors.driver_failover import FailoverActor, FailoverTask, is_locked, is_lost, standing_by
+from orchestrator.common import locks
 from orchestrator.records.lines import read
 from tests.cli.test_rerun import points, shell, write
 from tests.cluster.conftest import Hosts, some_hosts
@@ -79,6 +81,23 @@ def test_the_driver_is_told_once_where_the_home_there_cannot_be_written(
     monkeypatch.setattr(driver_failover, "take_over", started.append)
     assert actor.beat() is None
     assert started == [task]
+
+
+def test_nobody_goes_on_with_a_run_that_is_locked_in_the_folder_that_would_be_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    project = tmp_path / "project"
+    project.mkdir()
+    task = FailoverTask("run", "node", 1, ["driver"], str(project), {}, "DRIVER", lock=".orchestrator/run/lock")
+    at_home = tmp_path / ".orchestrator-standby" / "run" / task.lock
+    for lock in (at_home, project / task.lock):
+        assert not is_locked(task)
+        lock.parent.mkdir(parents=True)
+        held = locks.take(lock)
+        assert is_locked(task)
+        os.close(held)
+    assert not is_locked(task)
 
 
 def study(place: Path, conf: str) -> Project:

@@ -10,22 +10,26 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.cluster.actors import driver_failover
+from orchestrator.common import locks
 from orchestrator.driver.supervision import headless, leader_lease, remote_failover
 from orchestrator.driver.supervision.headless import Workers
 from orchestrator.driver.supervision.remote_failover import SILENT_S, UNHEARD_S, DriverSilence, RemoteFailoverTask
+from orchestrator.driver.supervision.supervisor import Lines
 from orchestrator.provenance.tracking import Driving, Store, Tracker
 from tests.products import thinned
 from tests.provenance.tracking.server import Server
 
 ME, OTHER = ("1", "10", "here", "b"), ("2", "20", "there", "c")
 TASK = RemoteFailoverTask(
-    "4e8d", "http://127.0.0.1:9", ME, ("orchestrator", "resume=4e8d", "cluster.address=head:1"), Workers(1, 4, 1.0)
+    *("4e8d", "http://127.0.0.1:9", ME, ("orchestrator", "resume=4e8d", "cluster.address=head:1"), Workers(1, 4, 1.0)),
+    ".orchestrator/4e8d/lock",
 )
 PATIENCE_S = 60
 
@@ -76,6 +80,35 @@ def test_while_the_store_does_not_answer_no_time_passes() -> None:
     back = UNHEARD_S + 3 * SILENT_S
     assert silence.sees(back, Driving(True, ME, "1")) == "waits"
     assert silence.sees(back + SILENT_S, Driving(True, ME, "1")) == "goes on"
+
+
+def test_who_would_go_on_waits_for_the_lock_of_a_folder_that_all_machines_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lock of a machine that is gone outlasts it: whoever took over was refused, and nobody tried again."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("UNHEARD_S", "SILENT_S", "_ASK_S"):
+        monkeypatch.setattr(remote_failover, name, 0.01)
+    lock = tmp_path / TASK.lock
+    lock.parent.mkdir(parents=True)
+    held, asked = [locks.take(lock)], 0
+
+    def driving(_: str) -> Driving:
+        nonlocal asked
+        asked += 1
+        if asked == 20:
+            os.close(held.pop())
+        return Driving(True, ME, "1")
+
+    monkeypatch.setattr(remote_failover, "Store", lambda *_: SimpleNamespace(driving=driving))
+    heard, told = os.pipe()
+    try:
+        assert remote_failover._is_wanted(TASK, Lines(heard), [])
+    finally:
+        os.close(heard)
+        os.close(told)
+    assert asked == 20
+    assert capsys.readouterr().err.count("its end is waited for") == 1
 
 
 @given(st.integers(1, 8), st.integers(0, 8), st.sampled_from([0.5, 1.0, 2.0, 4.0]), st.integers(1, 64))

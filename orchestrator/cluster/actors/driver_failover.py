@@ -32,6 +32,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.cluster.ray_calls import unless_gone
+from orchestrator.common import locks
 from orchestrator.records import redaction
 
 NAMESPACE = "orchestrator"
@@ -55,6 +56,7 @@ class FailoverTask:
     driver_variable: str  # the variable that tells the new process whom it follows (`driver.supervision`)
     # to the new process by its standard input; then it is started at once, and hears of the driver after it
     first_line: str = ""
+    lock: str = ""  # of the run, within the folder of a project; nobody goes on with a run that is locked there
 
 
 class FailoverActor:
@@ -98,7 +100,7 @@ class FailoverActor:
 
     def _watch(self) -> None:
         while time.monotonic() - self._heard < _FORGOTTEN_S and not (self._process and has_left(self._process)):
-            if self._process is None and is_lost(self._task.node, _nodes()):
+            if self._process is None and is_lost(self._task.node, _nodes()) and not is_locked(self._task):
                 take_over(self._task).wait()  # the actor's end would be the process's
                 break
             time.sleep(_LOOK_S)  # Ray tells nobody of a lost node who does not ask
@@ -133,14 +135,23 @@ def require_home() -> Path:
     return home
 
 
+def is_locked(task: FailoverTask) -> bool:
+    """Whether somebody drives the run in the folder in which it would go on, or seems to: if all machines share that, the lock
+    of one that is gone may outlast it, on NFS for 90 seconds."""
+    return bool(task.lock) and locks.is_held(_folder(task) / task.lock)
+
+
+def _folder(task: FailoverTask) -> Path:
+    """The folder in which the run goes on here."""
+    folder = Path(task.project)
+    return folder if _holds_something(folder) else require_home() / task.run
+
+
 def take_over(task: FailoverTask) -> subprocess.Popen[bytes]:
     """Start the process that goes on with the run, or waits for that. Its output goes to RUN.log in
     `~/.orchestrator-standby`."""
-    home = require_home()
-    folder = Path(task.project)
-    if not _holds_something(folder):
-        folder = home / task.run
-        folder.mkdir(exist_ok=True)
+    home, folder = require_home(), _folder(task)
+    folder.mkdir(exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_WORKER}
     marker = {task.driver_variable: f"1 0 {time.time():.3f} {task.driver}"}
     with (home / f"{task.run}.log").open("ab") as log:

@@ -466,14 +466,15 @@ class Job:
         words = [*(each for each in supervision.words(run_id) if each != _TRUSTED), _TRUSTED]
         declared = self.settings.environment.variables
         variables = {**environment.of_workers(declared), **credentials_of(declared)}
+        lock = str(record.files.lock.relative_to(record.files.path.parents[1]))
         task = driver_failover.FailoverTask(
-            run_id, node, os.getpid(), words, str(supervision.folder), variables, supervisor.TAKEN_OVER
+            run_id, node, os.getpid(), words, str(supervision.folder), variables, supervisor.TAKEN_OVER, lock=lock
         )
         if not on_head:
             return task
         process = tuple(identity_of_process().values())
         watched = remote_failover.RemoteFailoverTask(
-            run_id, store.uri, process, tuple(words), headless.workers(self.plan)
+            run_id, store.uri, process, tuple(words), headless.workers(self.plan), lock
         )
         return replace(task, words=[remote_failover.__name__], first_line=watched.as_json())
 

@@ -9,6 +9,9 @@ of the driver for some time, it asks the store, which the driver tells too (`lea
 the two machines is told from a driver that is dead. If the store knows nothing new for as long, the process becomes the next
 driver. If the run has ended, or another process drives it, it ends.
 
+If all machines share the folder of the run, its lock is waited for, too. On NFS that of a machine which is gone outlasts it by
+90 seconds.
+
 Not told apart are a driver that is dead and one that reaches neither this machine nor the store. The latter goes on until it
 reaches the store, where it finds who has taken over.
 """
@@ -23,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from orchestrator.common import locks
 from orchestrator.common.descriptors import readable
 from orchestrator.driver.supervision import headless, supervisor
 from orchestrator.driver.supervision.headless import Workers
@@ -45,6 +49,7 @@ class RemoteFailoverTask:
     process: tuple[str, ...]  # the driver's, as the store has it, its number first
     words: tuple[str, ...]  # of the command line that would go on with the run on its Ray, after `python -m`
     workers: Workers  # that may do so on one machine
+    lock: str  # of the run, within the folder of a project
 
     @property
     def pid(self) -> str:
@@ -116,7 +121,7 @@ def _is_wanted(task: RemoteFailoverTask, lines: Lines, heard: list[bytes]) -> bo
     """Whether the run needs another driver, once that is known."""
     silence = DriverSilence(task.process, time.monotonic())
     store: Store | None = None
-    answered = time.monotonic()
+    answered, is_told = time.monotonic(), False
     while True:
         if b"over" in heard:
             return False
@@ -136,7 +141,13 @@ def _is_wanted(task: RemoteFailoverTask, lines: Lines, heard: list[bytes]) -> bo
                 return False
             continue
         answered = time.monotonic()
-        if verdict != "waits":
+        if verdict == "goes on" and locks.is_held(Path(task.lock)):
+            if not is_told:
+                _say(
+                    f"run {task.run} is locked in {Path.cwd()}, by {locks.holder(Path(task.lock))}: its end is waited for"
+                )
+            is_told = True
+        elif verdict != "waits":
             return verdict == "goes on"
 
 
