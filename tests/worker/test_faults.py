@@ -6,7 +6,7 @@ A fault is met by the member that has it; the others withdraw or lose it. Which 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from orchestrator.errors import (
 )
 from orchestrator.pipeline import Pipeline
 from orchestrator.worker.model.replica import Replica
+from orchestrator.worker.model.training_samples import length_of
 from orchestrator.worker.worker import Ended
 from tests.comm.transports.memory import Hub, LocalRegions
 from tests.products import thinned
@@ -402,3 +403,23 @@ def test_who_withdraws_takes_nobody_the_story() -> None:
     ends = members_end(f.RaisesInLoss, Layout(3), wire, shards=10, claims=False)
     assert [_left(end) for end in ends] == ["withdrew", "withdrew", None]
     assert isinstance(ends[2], PipelineRaised)
+
+
+class Rows(Mapping[str, torch.Tensor]):
+    """Tensors by name that are read by number, as a TensorDict is."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["x"])
+
+    def __getitem__(self, key: Any) -> Any:
+        return {"x": torch.zeros(2)}
+
+    def __contains__(self, key: object) -> bool:
+        raise RuntimeError("key must be a str")
+
+
+def test_tensors_by_name_that_are_read_by_number_are_one_data_set() -> None:
+    assert length_of(Rows(), "training") == 3

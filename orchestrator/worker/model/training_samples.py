@@ -8,7 +8,8 @@ A step of the run may be a round of local steps. Micro-batches are numbered by l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import UserDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -246,7 +247,7 @@ def _refuse_columns(dataset: Any, which: str) -> None:
 
 def _refuse_several(dataset: Any, which: str) -> None:
     """Raises PipelineRaised for a mapping or a list of data sets in the place of one."""
-    if isinstance(dataset, Mapping):
+    if isinstance(dataset, dict | UserDict):  # another mapping may be read by number, as a TensorDict
         several = len(dataset) > 0 and 0 not in dataset
     else:
         several = isinstance(dataset, list | tuple) and isinstance(next(iter(dataset), None), torch.utils.data.Dataset)
