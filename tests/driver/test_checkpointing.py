@@ -132,3 +132,20 @@ def test_what_was_passed_over_is_gone_where_its_steps_are_others_by_now(
     monkeypatch.setattr(catalog, "read_part", fail_once)
     assert saving.newest() == (7, ["checkpoint 9 is not used: the place is away"])
     assert saving.newest() == (9 if repeats else 7, [])
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_late_parts_of_before_a_return_are_of_another_history_where_steps_come_out_otherwise(
+    folder: Path, repeats: bool
+) -> None:
+    """A worker that ran on alone was cut off, and is given up. Its words come once another one has begun again."""
+    saving = Saving(Catalog(open_storage(folder), keep=2), repeats=repeats)
+    for entry in parts(folder, 7, 0, count=1):
+        saving.heard(entry)
+    saving.generation_ended()
+    saving.goes_back(1)
+    (late,), (again,) = parts(folder, 9, 0, count=1), parts(folder, 8, 1, count=1)
+    assert (saving.heard(late) is not None) == repeats
+    assert saving.newest() == (9 if repeats else 7, [])
+    assert saving.heard(again) is not None
+    assert saving.newest() == (9 if repeats else 8, [])

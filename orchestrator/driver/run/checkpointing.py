@@ -86,6 +86,12 @@ class Saving:
         for key in list(self._open):
             self._forget(key)
 
+    def goes_back(self, generation: int) -> None:
+        """This generation begins with a checkpoint. Parts of an earlier one that are told later, as by a worker that was cut
+        off, are of another history, unless its steps have the same bits again."""
+        if not self._repeats:
+            self._committed = max(self._committed, (generation, -1))
+
     def _commit(self, key: _Key) -> SavedCheckpoint | None:
         """And no older one any more."""
         step, parts = key[1], list(self._open[key].values())

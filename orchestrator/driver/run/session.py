@@ -454,6 +454,8 @@ class Session:
         self._saving.generation_ended()
         self._generation, self._running = begin.generation, False
         self._servers = list(begin.members[begin.workers :])
+        if begin.restore is not None:
+            self._saving.goes_back(begin.generation)
         try:
             checkpoint = None if begin.restore is None else self._newest()
             if self._first and begin.restore is not None and checkpoint is None:
