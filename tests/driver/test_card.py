@@ -8,6 +8,8 @@ import html
 import re
 from pathlib import Path
 
+import pytest
+
 from orchestrator.data.drift import Drift, Shift
 from orchestrator.driver.report.card import CardContents, Trained, page
 from orchestrator.driver.report.page import (
@@ -175,3 +177,13 @@ def test_no_name_begins_a_heading() -> None:
     found = markdown(Page(f"Run {name}", [Text(name)], [Section("Mine", blocks)]))
     headings = [line for line in found.splitlines() if re.match(r" {0,3}(#|=+\s*$|-+\s*$)", line)]
     assert [line[:6] for line in headings] == ["# Run ", "## Min", "### mi"]
+
+
+@pytest.mark.parametrize("before", ["", "\\"])
+def test_no_name_is_a_link_or_a_picture(before: str) -> None:
+    """A reader of the card would fetch it."""
+    name = before + "![seen](http://elsewhere.invalid/seen.png)"
+    blocks: list[Block] = [Text(name), Facts({name: 1}), Listing([name]), Grid([name], [[name]]), Heading(name)]
+    found = markdown(Page(name, [Text(name)], [Section("Mine", blocks)]))
+    assert found.count("seen.png") == 8
+    assert not re.search(r"(?<!\\)(\\\\)*\[", found)

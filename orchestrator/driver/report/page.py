@@ -162,7 +162,8 @@ def _data_url(picture: Path) -> str:
 
 
 _BEGINNINGS = re.compile(r"^( {0,3})(#|=+\s*$|-+\s*$)", re.MULTILINE)  # of a heading, or the line below one
-_CODE_OR_TAG = re.compile(r"`[^`]*`|<")
+_CODE_OR_MARK = re.compile(r"`[^`]*`|[<\[\\]")  # of a tag of HTML, or of a link or picture, which a reader would fetch
+_ESCAPED = {"<": "&lt;", "[": "\\[", "\\": "\\\\"}
 
 
 def flat(value: Any) -> str:
@@ -173,14 +174,18 @@ def flat(value: Any) -> str:
 
 def _words(value: Any) -> str:
     """The value on one line outside of code, where Markdown would take `<b>` for a tag of HTML."""
-    return flat(value).replace("<", "&lt;")
+    return _as_words(flat(value))
+
+
+def _as_words(text: str) -> str:
+    """A text that may have code in it, and nothing else that Markdown would take for a mark."""
+    return _CODE_OR_MARK.sub(lambda found: _ESCAPED.get(found[0], found[0]), text)
 
 
 def _markdown(block: Block) -> str:
     match block:
         case Text(text):
-            without_tags = _CODE_OR_TAG.sub(lambda found: "&lt;" if found[0] == "<" else found[0], text)
-            return _BEGINNINGS.sub(r"\1\\\2", without_tags)
+            return _BEGINNINGS.sub(r"\1\\\2", _as_words(text))
         case Heading(text):
             return f"### {_words(text)}"
         case Facts(rows):
