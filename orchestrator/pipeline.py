@@ -404,6 +404,11 @@ def _advice(what: str, error: BaseException) -> str | None:
             "an optimizer that differentiates gradients, as AdaHessian does, finds sums over all workers here, which are "
             "values alone: take another one"
         )
+    if _NO_GRAPH in text and what.startswith("evaluation"):
+        return (
+            "an evaluation computes no gradients: what differentiates, as a gradient penalty or the inner loop of MAML, is "
+            "within `with torch.enable_grad():`, in loss() and metrics()"
+        )
     return next((advice for sign, advice in _ADVICE.items() if sign in text), None)
 
 

@@ -232,6 +232,13 @@ def test_a_loss_that_follows_from_no_parameter_is_explained() -> None:
     assert "detach()" in caught.value.remedy
 
 
+def test_gradients_within_an_evaluation_are_explained() -> None:
+    point = torch.ones((), requires_grad=True)
+    with pytest.raises(PipelineRaised) as caught, naming("evaluation (step 3, validation batch 0)"), torch.no_grad():
+        torch.autograd.grad(point * 2, point)
+    assert "torch.enable_grad()" in caught.value.remedy
+
+
 def test_an_optimizer_that_differentiates_gradients_is_explained() -> None:
     parameter = torch.ones((), requires_grad=True)
     with pytest.raises(PipelineRaised) as caught, naming("the optimizer (step 0)"):

@@ -251,6 +251,41 @@ def test_a_parameter_that_the_optimizer_was_not_given_is_pointed_out() -> None:
     assert construction.rehearse(resolve(settings_for(FreezesTheLayer, optimizer=None))).notes == []
 
 
+class Still(nn.Sequential):
+    def train(self, mode: bool = True) -> Still:  # noqa: ARG002
+        return super().train(False)
+
+
+class Distilled(p.Mlp):
+    def __init__(self, teacher: str = "frozen", **options: Any) -> None:
+        super().__init__(**options)
+        self.teacher = teacher
+
+    def model(self) -> nn.Module:
+        student = super().model()
+        kind = Still if self.teacher == "still" else nn.Sequential
+        teacher = kind(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+        teacher.requires_grad_(self.teacher == "trained").train(self.teacher == "in training mode")
+        whole = nn.ModuleDict({"student": student, "teacher": teacher})
+        return whole.eval() if self.teacher == "of a model that is loaded" else whole
+
+
+@pytest.mark.parametrize(
+    ("teacher", "said"),
+    [
+        ("frozen", True),
+        ("still", False),
+        ("trained", False),
+        ("in training mode", False),
+        ("of a model that is loaded", False),
+    ],
+)
+def test_a_frozen_part_that_was_set_to_evaluation_mode_is_pointed_out(teacher: str, said: bool) -> None:
+    """A run sets it to training, with its dropout, and nothing fails."""
+    notes = construction.rehearse(resolve(settings_for(Distilled, args={"teacher": teacher}))).notes
+    assert ["model() freezes teacher in evaluation mode" in note for note in notes] == [True] * said
+
+
 class Synchronised(p.Batchnorm):
     def model(self) -> torch.nn.Module:
         synchronised: Any = torch.nn.SyncBatchNorm

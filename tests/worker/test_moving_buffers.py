@@ -457,6 +457,25 @@ def test_a_buffer_without_a_rule_is_told_with_what_to_write() -> None:
     assert "docs/porting.md, a moving average of the weights" in str(end)  # as what counts the updates of one
 
 
+class Initialised(p.Small):
+    """Sets itself by its first batch, as the ActNorm of nflows does."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("initialized", torch.tensor(False))
+        return model
+
+    def loss(self, model: nn.Module, batch: p.Batch) -> Any:
+        model.get_buffer("initialized").fill_(True)
+        return super().loss(model, batch)
+
+
+def test_a_flag_that_the_first_batch_sets_is_told_with_what_to_write() -> None:
+    """A rule for it leads to the next refusal, that of the parameters which go with it."""
+    (end,) = members_end(Initialised)
+    assert "where the first batch sets this flag, send one through the model in model(); else say by which" in str(end)
+
+
 class Tied(p.Codebook):
     """One book of codes under two names, of which the rule names the other."""
 

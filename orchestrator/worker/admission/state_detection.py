@@ -74,7 +74,10 @@ AWAY: Final = (1, 1_000_003)
 
 # The remedy for weights outside of the model that change.
 _RECIPE = "docs/porting.md, a moving average of the weights"
-WITHIN_THE_MODEL: Final = f"have a frozen copy within the model, which the optimizer's step() moves ({_RECIPE})"
+WITHIN_THE_MODEL: Final = (
+    f"have a frozen copy within the model, which the optimizer's step() moves ({_RECIPE}); what is to stay as it is, as a "
+    "teacher with batch normalisation, is set to evaluation mode: teacher.eval()"
+)
 
 Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for sure; what changes when it does
 

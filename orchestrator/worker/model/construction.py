@@ -54,8 +54,9 @@ def make_pipeline(kind: type[Pipeline], args: Mapping[str, Any], seed: int) -> P
     return pipeline
 
 
-def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
-    """The pipeline's model, in training mode; parts of it may be in evaluation mode where an adapter's framework keeps them."""
+def make_model(pipeline: Pipeline, seed: int, woken: list[str] | None = None) -> torch.nn.Module:
+    """The pipeline's model, in training mode; parts of it may be in evaluation mode where an adapter's framework keeps them.
+    woken: gets the names of frozen parts that model() had set to evaluation mode, and that are in training mode now."""
     with naming("model()"), seeded(seed, "model"), filled():
         model: Any = pipeline.model()
     if not isinstance(model, torch.nn.Module):
@@ -66,9 +67,25 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
         refusals.refuse_clashes(model)
         refusals.refuse_exported(model)
     if not (isinstance(pipeline, Adapted) and pipeline.sets_modes):
+        still = _frozen_and_still(model)
         with naming("train() of the model"):
             model.train()
+        if woken is not None:
+            woken += [name for name, each in still.items() if each.training]
     return model
+
+
+def _frozen_and_still(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """By name, the outermost parts of a model in training mode that are in evaluation mode and wholly frozen. A model that is
+    not in training mode, as `from_pretrained` returns it, has no part that was chosen."""
+    found: dict[str, torch.nn.Module] = {}
+    for name, each in model.named_modules() if model.training else ():
+        if each.training or any(name.startswith(f"{outer}.") for outer in found):
+            continue
+        frozen = [not parameter.requires_grad for parameter in each.parameters()]
+        if frozen and all(frozen):
+            found[name] = each
+    return found
 
 
 def with_data(pipeline: Pipeline, seed: int, build: Callable[[], Built]) -> Built:
@@ -171,7 +188,8 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     adapted = pipeline if isinstance(pipeline, Adapted) else None
     if adapted is not None:
         adapted.begin(course_of(plan, None))
-    model = make_model(pipeline, plan.run.seed)
+    woken: list[str] = []
+    model = make_model(pipeline, plan.run.seed, woken)
     refusals.refuse_unsupported(model)
     refusals.refuse_compiled(model, plan)
     if plan.run.initial is not None and plan.run.initial.digest is not None:  # one that a launch has fetched
@@ -191,7 +209,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     parameters = sum(each.numel() for each in model.parameters())
     trained = sum(each.requires_grad for each in model.parameters())
     of_adapter = [] if adapted is None else adapted.notes()
-    notes = [*_notes(model, plan), *_notes_on_buffers(model, rules), *left_out, *of_adapter]
+    notes = [*_notes(model, plan), *_notes_on_buffers(model, rules), *_notes_on_woken(woken), *left_out, *of_adapter]
     plateau = None if adapted is None else adapted.plateau
     return weakref.ref(model), Rehearsal(notes, parameters, layout, plateau, trained)
 
@@ -262,6 +280,16 @@ def _notes_on_rows(model: torch.nn.Module, plan: Plan) -> list[str]:
             "seen together by any layer"
         )
     return notes
+
+
+def _notes_on_woken(names: list[str]) -> list[str]:
+    """A teacher whose dropout is at work teaches something else, and nothing fails."""
+    if not names:
+        return []
+    return [
+        f"model() freezes {few(names, _SHOWN)} in evaluation mode, and a run begins with train() of the whole model: to stay "
+        "in it, its class has def train(self, mode=True): return super().train(False), or loss() calls its eval()"
+    ]
 
 
 def _notes_on_left_out(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

@@ -322,11 +322,15 @@ class Replica:
             is_mean = fits(MEAN, start)
             rules = f'{{"{name}": "{MEAN if is_mean else "first"}"}}'
             queue = '; "first" for a queue, and for what is drawn at random' if is_mean else ""
+            is_flag = start.dtype == torch.bool
+            flag = (
+                "where the first batch sets this flag, send one through the model in model(); else " if is_flag else ""
+            )
             raise PipelineRaised(
                 f"the buffer {name!r} of the model changed while a batch was computed",
-                f"say by which rule shards share it, in the pipeline: def buffers(self): return {rules}; in a LightningModule: "
-                f"buffer_rules = {rules}{queue}; no rule fits an average of weights, such as EMA: docs/porting.md, a moving "
-                "average of the weights",
+                f"{flag}say by which rule shards share it, in the pipeline: def buffers(self): return {rules}; in a "
+                f"LightningModule: buffer_rules = {rules}{queue}; no rule fits an average of weights, such as EMA: "
+                "docs/porting.md, a moving average of the weights",
                 code="model.buffer-changed",
             )
 
