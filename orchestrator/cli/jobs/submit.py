@@ -94,6 +94,12 @@ def submit(wanted: Submission, to: str, options: dict[str, str | None]) -> Submi
         nodes = options.get("nodes") or "1"
         if not nodes.isascii() or not nodes.isdigit() or int(nodes) < 1:
             raise UsageError(f"nodes={nodes}: expected a number of at least 1", code="job.nodes")
+        if "\n" in wanted.project:
+            raise UsageError(
+                f"project={wanted.project!r}: a line of the batch script names this folder, and its path has a line end",
+                "give the folder another name",
+                code="job.project",
+            )
         if Path(wanted.project).is_dir():
             project_folder(Path(wanted.project))  # for the job's log
         return Submitted(wanted.id, to, slurm.script(wanted, int(nodes), str(Path(sys.executable).parent)))

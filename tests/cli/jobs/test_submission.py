@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema  # type: ignore[import-untyped]
@@ -146,6 +147,8 @@ def test_what_cannot_be_submitted_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         submit.submit(JOB, "kubernetes", {})
     with refused("job.nodes"):
         submit.submit(JOB, "slurm", {"nodes": "0"})
+    with refused("job.project", r"a\ntouch executed"):  # would be a line of the batch script
+        submit.submit(replace(JOB, project="/shared/a\ntouch executed\n#"), "slurm", {})
     with refused("job.place"):
         submit.submit(JOB, "mars", {})
     for to, options in (("slurm", {"image": "i"}), ("kubernetes", {"nodes": "2"}), ("http://here:1", {"claim": "c"})):
