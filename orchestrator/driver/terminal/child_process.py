@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.driver.terminal import group_leader
 from orchestrator.driver.terminal.signals import PendingSignal
 
 _LOOK_S = 0.2
@@ -38,10 +40,10 @@ def run(
     together: bool = False,
 ) -> Done:
     """Run the command in a session of its own, so that a Ctrl-C reaches it once, through us; when we are killed, it is
-    terminated. enough: asked now and then; once it returns True, the child is terminated; together: its stderr is no longer
-    ours, but stands in `out` among its stdout."""
+    terminated. enough: asked now and then; once it returns True, the child is terminated; together: it is a tool, which ends
+    with all that it has started, and its stderr is no longer ours, but stands in `out` among its stdout."""
     child = subprocess.Popen(
-        command,
+        [sys.executable, "-IS", group_leader.__file__, *command] if together else command,
         cwd=folder,
         env=dict(environment),
         stdin=subprocess.DEVNULL,
