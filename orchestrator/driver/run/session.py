@@ -52,7 +52,8 @@ _WITHOUT_RAY_S = 20.0  # Ray ends a process that misses its head for a minute
 _TWO_WAYS = (
     "if the step was computed again, after a resume or a restart, something in the pipeline is left to chance (a clock, "
     "os.urandom, an operation that is not deterministic), or the checkpoints of a run with live Streams were removed, and with "
-    "them the samples that these gave; on several GPUs a copy from one to another may have arrived "
+    "them the samples that these gave; an optimizer that adds up over list(set(...)) does so in another order in each process: "
+    "give it model.parameters(), or a list made of that; on several GPUs a copy from one to another may have arrived "
     "otherwise, and check.every=1 names the two; otherwise this is a fault of orchestrator"
 )
 _OF_A_PROCESS = ("data.loader-other-code",)  # errors that another worker in its place does not have
