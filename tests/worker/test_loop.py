@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch.utils.data import Subset, TensorDataset
 
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
@@ -84,6 +85,26 @@ def test_evaluations_that_nothing_can_be_evaluated_in_are_told(
     Worker(resolve(settings), LocalRegions(), ProcessServices(emit=said.append)).prepare()
     why = [each["why"] for each in said if each.get("event") == "device"]
     assert why == ["evaluation.every is set, and there is no validation set: nothing is evaluated"] * told
+
+
+class Phased(TensorDataset):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class InPhases(p.Small):
+    def datasets(self) -> tuple[Any, None]:
+        rows = Phased(*super().datasets()[0].tensors)  # type: ignore[attr-defined]
+        return Subset(rows, range(len(rows))), None
+
+
+def test_a_training_set_that_waits_to_be_told_the_epoch_is_pointed_out() -> None:
+    said: list[Any] = []
+    Worker(resolve(settings_for(InPhases)), LocalRegions(), ProcessServices(emit=said.append)).prepare()
+    (why,) = [each["why"] for each in said if each.get("event") == "device"]
+    assert why.startswith("the training set has a set_epoch(), which nobody calls")
 
 
 def test_what_watches_needs_a_validation_set() -> None:

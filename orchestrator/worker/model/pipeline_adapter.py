@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 
 from orchestrator.adapters.adapted import Adapted, Told
 from orchestrator.common.frames import adopt, imported_modules, is_users_module, variables_of
@@ -98,6 +99,11 @@ class PipelineAdapter:
                 notes += self.pipeline.begin(construction.course_of(plan, self.samples))
         if plan.cadence.evaluation is not None and not self.evaluation_batches:
             notes.append("evaluation.every is set, and there is no validation set: nothing is evaluated")
+        if _counts_epochs(self.samples.dataset):
+            notes.append(
+                "the training set has a set_epoch(), which nobody calls, since a sample may be read at any time: let a sample "
+                "hold what each phase needs, and loss(self, model, batch, step) choose"
+            )
         return notes
 
     def compute_on(self, staging: Staging) -> None:
@@ -407,3 +413,10 @@ def _has_rates(value: Any, *, alone: bool = False) -> bool:
 
 def _evaluated(step: int, batch: int) -> str:
     return f"{'before the first step' if step < 0 else f'after step {step + 1}'}, validation batch {batch}"
+
+
+def _counts_epochs(dataset: Any) -> bool:
+    """Whether this data set, or the one of which it is a part, waits to be told the epoch, as by a loop of its own."""
+    while not hasattr(type(dataset), "set_epoch") and isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return hasattr(type(dataset), "set_epoch")
