@@ -132,6 +132,8 @@ class Redactor:
         forms = {form for value in {*known, *self._named} if _is_no_word(value) for form in _forms(value)}
         found = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, found))) if found else None
+        short = sorted(value for value in known if value and not _is_no_word(value))
+        self._short = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, short))})(?!\w)") if short else None
 
     def text(self, value: str) -> str:
         return text(value if self._known is None else self._known.sub(REDACTED, value))
@@ -161,8 +163,14 @@ class Redactor:
         found = []
         for argument in typed:
             key, equals, value = argument.partition("=")
-            found.append(f"{key}={self.identifying(key, value)}" if equals else self.text(argument))
+            found.append(f"{key}={self._typed(key, value)}" if equals else self.text(argument))
         return found
+
+    def _typed(self, key: str, value: str) -> str:
+        """A list or a mapping is a text here, in which a short credential is told by being one of the settings."""
+        if value.startswith(("{", "[")) and self._short is not None:
+            value = self._short.sub(REDACTED, value)
+        return str(self.identifying(key, value))
 
     def _mark(self, known: str) -> str:
         """The text in place of a credential."""

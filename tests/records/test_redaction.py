@@ -192,6 +192,13 @@ def test_a_known_value_is_taken_out_of_any_setting_and_its_variable_named() -> N
     assert masker.arguments(["run.note=hunter2hunter2!", "hunter2hunter2"]) == ["run.note=***!", "***"]
 
 
+def test_a_short_value_in_a_typed_mapping_is_one_of_the_settings() -> None:
+    masker = redaction.Redactor({"pipeline.args.db": {"password": "abc"}, "pipeline.args.hubs": [{"pwd": "1"}]}, {})
+    typed = ["pipeline.args.db={user: abcd, password: abc}", 'pipeline.args.hubs=[{"pwd": "1"}]', "run.name=abc"]
+    shown = ["pipeline.args.db={user: abcd, password: ***}", 'pipeline.args.hubs=[{"pwd": "***"}]', "run.name=abc"]
+    assert masker.arguments(typed) == shown
+
+
 def test_a_short_value_is_known_by_its_key_alone() -> None:
     masker = redaction.Redactor({}, {"PASSWORD": "ring"})
     assert masker.setting("pipeline.args", {"password": "ring", "x": "ring"}) == {
