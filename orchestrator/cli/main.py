@@ -81,8 +81,13 @@ def foreseen() -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """A signal that comes before the driver of a run listens to them is an error like others. Raises Interrupted."""
+    """A signal that comes before the driver of a run listens to them is an error like others. So is a failure after code
+    that was interrupted has swallowed it, as torch does while it imports numpy. Raises Interrupted."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
         raise Interrupted(f"interrupted by {interrupt}", code="command.interrupted") from None
+    except BaseException as error:  # a panic of Rust is no Exception
+        if isinstance(error, SystemExit) or (swallowed := signals.raised()) is None:
+            raise
+        raise Interrupted(f"interrupted by {swallowed}", code="command.interrupted") from None

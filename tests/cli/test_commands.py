@@ -111,6 +111,30 @@ def test_so_is_another_signal_that_comes_as_early(module: str, number: signal.Si
     assert (done.returncode, done.stderr) == (130, f"error: interrupted by {number.name}\n")
 
 
+SWALLOWS = """
+import os, signal
+from orchestrator.cli.main import _interruptible
+from orchestrator.driver.terminal import signals
+from orchestrator.errors import Interrupted
+signals.interrupt()
+try:
+    with _interruptible():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            pass
+        raise ImportError("cannot load module more than once per process")
+except Interrupted as error:
+    print(error.message)
+"""
+
+
+def test_an_interrupt_that_an_import_has_swallowed_is_what_fails_by_it_later() -> None:
+    """As torch does while it imports numpy, of which no part can be imported a second time: that ended with a traceback."""
+    done = subprocess.run([sys.executable, "-c", SWALLOWS], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted by SIGTERM\n", "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_program_of_the_users_keeps_its_signals(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(

@@ -101,6 +101,11 @@ def interrupt() -> None:
         _handle(_interrupt)
 
 
+def raised() -> str | None:
+    """The last signal that has raised KeyboardInterrupt since `interrupt`; None where none has."""
+    return _raised[-1] if _raised else None
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     _handle(
         lambda another, _frame: _leave(another)
