@@ -47,6 +47,7 @@ _POSSIBLE_VARIABLE = re.compile(r"(^|_)(key|pat|jwt)$")
 # Base64 has slashes, as paths have, but few, and both capitals and small letters between them.
 _BASE64 = r"(?=.*[A-Z])(?=.*[a-z])(?!/|.*(?:/[^/]{1,12}){4})[A-Za-z0-9+/]{40,}={0,2}"
 _COULD_BE = re.compile(rf"(?=.*[0-9])(?=.*[A-Za-z])(?:[A-Za-z0-9+=_~-]{{16,}}|{_BASE64})")
+_DIGITS = 6  # of a number that may be a password
 _FOLDERS = ("PWD", "OLDPWD")  # of the shell, and no passwords
 _NAMES = ("privacy.secret", "pipeline.target")  # where a secret lies, and what code is called: neither is one itself
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -71,6 +72,8 @@ def setting(key: str, value: Any) -> Any:
         return {name: setting(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(setting(key, item) for item in value)
+    if _is_secret_number(key, value):
+        return REDACTED
     if not isinstance(value, str) or not value or key in _NAMES:
         return value
     return REDACTED if names_secret(key, value) else text(value)
@@ -91,6 +94,14 @@ def names_secret(key: str, value: str) -> bool:
         return True
     is_possible = _POSSIBLE.search(last) or (is_variable and _POSSIBLE_VARIABLE.search(last))
     return bool(is_possible and _COULD_BE.fullmatch(value))
+
+
+def _is_secret_number(key: str, value: Any) -> bool:
+    """Whether it is a password of digits, which YAML reads as a number, and no size of one, such as `secret_bits`."""
+    if not isinstance(value, int) or len(str(value)) < _DIGITS:
+        return False
+    found = _CERTAIN.search("_".join(_WORDS.findall(key.rsplit(".", 1)[-1])).lower())
+    return found is not None and not found[found.re.groups]
 
 
 def is_redacted(value: Any) -> bool:
@@ -144,6 +155,8 @@ class Redactor:
             return {name: self.setting(f"{key}.{name}", item) for name, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self.setting(key, item) for item in value)
+        if _is_secret_number(key, value):
+            return REDACTED
         if not isinstance(value, str) or not value or key in _NAMES:
             return value
         if names_secret(key, value):

@@ -192,6 +192,12 @@ def test_a_known_value_is_taken_out_of_any_setting_and_its_variable_named() -> N
     assert masker.arguments(["run.note=hunter2hunter2!", "hunter2hunter2"]) == ["run.note=***!", "***"]
 
 
+def test_a_password_of_digits_is_one() -> None:
+    given = {"password": 77889900, "secret_bits": 1048576, "password_length": 123456, "tokens": 12345678, "pwd": 12}
+    assert redaction.setting("pipeline.args", given) == {**given, "password": redaction.REDACTED}
+    assert redaction.Redactor({}, {}).setting("pipeline.args", given) == {**given, "password": redaction.REDACTED}
+
+
 def test_a_short_value_in_a_typed_mapping_is_one_of_the_settings() -> None:
     masker = redaction.Redactor({"pipeline.args.db": {"password": "abc"}, "pipeline.args.hubs": [{"pwd": "1"}]}, {})
     typed = ["pipeline.args.db={user: abcd, password: abc}", 'pipeline.args.hubs=[{"pwd": "1"}]', "run.name=abc"]
