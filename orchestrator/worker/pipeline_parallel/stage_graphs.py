@@ -123,12 +123,8 @@ class Recording:
 
     def forward(self, call: Call, came: Activations | None) -> tuple[Activations | None, Value]:
         """The forward pass of a micro-batch of this shape, with the generators as they are, or as they come."""
-        assert call.given is not None
-        apart = taken_apart(call.given.arriving.host)
-        assert apart is not None
-        self._place.load(call.given.arriving, apart[0])
+        self._load(call, came)
         if came is not None:
-            _put(came, self._came)
             came.generators.restore()
         self._passes[0]()
         leaves = self._leaves
@@ -136,9 +132,17 @@ class Recording:
             leaves = Activations(leaves.border_values, leaves.flows, leaves.places, leaves.skips, Generators.now())
         return leaves, self._value
 
-    def forward_anyhow(self) -> None:
-        """The same of the micro-batch that was the last, with the generators as they are, for nobody."""
+    def forward_anyhow(self, call: Call, came: Activations | None) -> None:
+        """The same with the generators as they are, for nobody."""
+        self._load(call, came)
         self._passes[0]()
+
+    def _load(self, call: Call, came: Activations | None) -> None:
+        assert call.given is not None
+        apart = taken_apart(call.given.arriving.host)
+        assert apart is not None
+        self._place.load(call.given.arriving, apart[0])
+        _put(came, self._came)
 
     def backward(self, behind: Gradients | None) -> list[BorderValue | None]:
         """The backward pass of what `forward` has begun; as `Stage.backward`."""
@@ -198,15 +202,20 @@ class StageGraphs:
         self._parts = stage, replica, staging
         self._tell = tell
         self._goes = True
+        self._under_way = 0  # micro-batches that may be so at once; a shape has as many recordings
         self._shapes: dict[Any, _Shape] = {}
         self._examples: dict[Any, Example] = {}
         self._free: dict[Any, list[Recording]] = {}
         if why_not:
             self._give_up(why_not)
 
-    def begin_step(self) -> None:
-        """Nothing is under way."""
+    def begin_step(self, under_way: int) -> None:
+        """Nothing is under way. under_way: the most micro-batches that are so at once in this step. Passes are recorded anew if
+        these are more than before, as with shards of a lost worker: they were compared where no other came in between."""
         self._examples.clear()
+        if min(under_way, _MOST_UNDER_WAY) > self._under_way:
+            self._under_way = min(under_way, _MOST_UNDER_WAY)
+            self._shapes.clear()
         self._free = {key: [*each.recordings] for key, each in self._shapes.items() if each.serves}
 
     def take(self, call: Call, came: Activations | None) -> Recording | None:
@@ -237,9 +246,8 @@ class StageGraphs:
         elif not self._shapes[key].serves if key in self._shapes else len(self._shapes) < _MOST:
             self._examples.setdefault(key, example)
 
-    def learn(self, step: int, under_way: int) -> None:
-        """At the end of a step, in which so many micro-batches were under way at most: record what is new, and compare. Leaves
-        gradients and buffers as they are."""
+    def learn(self, step: int) -> None:
+        """At the end of a step: record what is new, and compare. Leaves gradients and buffers as they are."""
         stage, replica, _ = self._parts
         examples, self._examples = self._examples, {}
         if not examples:
@@ -249,7 +257,7 @@ class StageGraphs:
         try:
             for key, example in examples.items():
                 if self._goes:
-                    self._learn(key, example, step, under_way)
+                    self._learn(key, example, step)
         finally:
             replica.continue_shard(buffers)
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -257,10 +265,10 @@ class StageGraphs:
         if not self._goes:
             self._recorder.give_back()  # what recordings had that are gone: others share the device
 
-    def _learn(self, key: Any, example: Example, step: int, under_way: int) -> None:
+    def _learn(self, key: Any, example: Example, step: int) -> None:
         if key not in self._shapes:
             try:
-                recordings = [Recording(*self._parts, example) for _ in range(min(under_way, _MOST_UNDER_WAY))]
+                recordings = [Recording(*self._parts, example) for _ in range(self._under_way)]
                 for recording in recordings:
                     self._begin(example)
                     recording.make(self._recorder, example)
@@ -319,20 +327,21 @@ class StageGraphs:
 
         def backward() -> list[BorderValue | None]:
             if between is not None:
-                self._begin_another(between)
+                self._begin_another(between, example)
             return recording.backward(example.behind)
 
         return self._outcome(example, leaves, value, backward)
 
-    def _begin_another(self, recording: Recording) -> None:
-        """The forward pass of another micro-batch, which leaves no trace but in memory of its own, and in what a device keeps
-        for all recordings. torch's graphs have one memory for the seed. A backward pass that draws with a state which was kept
-        in its forward pass, as activation checkpoints do, finds there the seed of the forward pass that was the last."""
+    def _begin_another(self, recording: Recording, example: Example) -> None:
+        """The forward pass of the micro-batch with another seed, which leaves no trace but in memory of its own, and in what a
+        device keeps for all recordings. torch's graphs have one memory for the seed. A backward pass that draws with a state
+        which was kept in its forward pass, as activation checkpoints do, finds there the seed of the forward pass that was the
+        last."""
         _, replica, _ = self._parts
         states, buffers = Generators.now(), replica.buffers()
         for generator in streams.torch_generators():
             generator.manual_seed(_ANOTHER)
-        recording.forward_anyhow()
+        recording.forward_anyhow(example.call, example.came)
         replica.continue_shard(buffers)
         states.restore()
 

@@ -115,7 +115,7 @@ class StageTrainer:
         tally, flights = Tally(self._parts.replica, counters_agree=True), dict[int, Flight]()
         graphs = self._parts.graphs
         if graphs is not None:
-            graphs.begin_step()
+            graphs.begin_step(most_under_way(links.program))
         for task in links.program:
             self._services.heartbeat.beat("compute", step, task.shard)
             self._services.writer.copied(0)
@@ -130,7 +130,7 @@ class StageTrainer:
             return StepReport(failing_shard=min(self._faults), losses=tally.looked_at())
         if graphs is not None:
             with self._parts.workload.going_on(step, links.shards[-1]):
-                graphs.learn(step, most_under_way(links.program))
+                graphs.learn(step)
         return self._report(tally)
 
     def fault(self, shard: int) -> Exception | None:

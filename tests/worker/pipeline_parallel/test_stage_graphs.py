@@ -95,13 +95,15 @@ def test_no_bit_differs(monkeypatch: pytest.MonkeyPatch, kind: Any, layout: Layo
         assert all(recorder.replays > layout.workers for recorder in recorders.made)
 
 
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
 def test_a_batch_that_the_loss_changes_comes_anew_for_each_pass_that_nobody_counts(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     unsplit = train(pipelines.FromOne, ONE, steps=5)
     recorders = Recorders(monkeypatch)
     with Sockets("unix", 2) as sockets:
-        split = train(pipelines.FromOne, Layout(2, stages=2), wire=sockets.transport, regions=sockets.regions, steps=5)
+        wired: dict[str, Any] = {"wire": sockets.transport, "regions": sockets.regions}
+        split = train(pipelines.FromOne, Layout(2, stages=2), pipeline_order=order, steps=5, **wired)
     assert (split.trace, split.digest) == (unsplit.trace, unsplit.digest)
     assert not recorders.told
     assert all(recorder.replays > 2 for recorder in recorders.made)
@@ -243,17 +245,41 @@ def test_what_was_given_up_is_computed_eagerly_from_the_next_step_on() -> None:
     graphs = stage_graphs.StageGraphs(Retracer(), nothing, nothing, nothing, told.append)
     call = Call(lambda: None, nullcontext, 1, "", _given(torch.ones(2)))
     recording: Any = SimpleNamespace(key=stage_graphs._key(call, None), watched=Watched())
+    graphs.begin_step(1)
     graphs._shapes[recording.key] = stage_graphs._Shape([recording], {0, 1})
-    graphs.begin_step()
+    graphs.begin_step(1)
     taken = graphs.take(call, None)
     assert taken is not None
     assert taken is recording
     strange, now = call._replace(given=_given(object())), Generators.now()
     graphs.note(stage_graphs.Example(strange, None, None, seeded=now, drawn=now, found=None))
     graphs.give_back(taken)
-    graphs.begin_step()
+    graphs.begin_step(1)
     assert graphs.take(call, None) is None
     assert len(told) == 1
+
+
+def test_where_more_are_under_way_than_before_passes_are_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a lost worker's shards are. A worker with one shard has compared its recordings where no other pass could
+    come in between."""
+    nothing: Any = None
+    graphs = stage_graphs.StageGraphs(Retracer(), nothing, nothing, nothing, lambda _: None)
+    compared: list[bool] = []
+
+    def again(_recording: Any, _example: Any, between: Any) -> None:
+        compared.append(between is not None)
+
+    monkeypatch.setattr(stage_graphs, "Recording", lambda *_: SimpleNamespace(make=lambda *_: None))
+    monkeypatch.setattr(stage_graphs, "_drawn_in_host_memory", lambda *_: False)
+    monkeypatch.setattr(stage_graphs, "_alike", lambda *_: True)
+    for name, double in {"_begin": lambda _: None, "_eagerly": lambda _: None, "_again": again}.items():
+        monkeypatch.setattr(graphs, name, double)
+    for step, under_way in enumerate([1, 1, 2, 2, 1]):
+        graphs.begin_step(under_way)
+        if not graphs._free:
+            graphs._learn("a shape", nothing, step)
+    assert compared == [False, False, True, True, True, True]
+    assert len(graphs._free["a shape"]) == 2
 
 
 def test_memory_of_recordings_that_are_of_no_use_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +292,7 @@ def test_memory_of_recordings_that_are_of_no_use_is_given_back(monkeypatch: pyte
     for why, given_back in (("", 0), ("no memory", 1)):
         monkeypatch.setattr(graphs, "_learn", lambda *_, why=why: graphs._give_up(why) if why else None)
         graphs._examples = {"of one shape": example}
-        graphs.learn(0, 1)
+        graphs.learn(0)
         assert recorder.given_back == given_back
 
 
