@@ -20,6 +20,7 @@ from orchestrator.comm.transports.base import PeerLost
 from orchestrator.config.settings.rules import sharded
 from orchestrator.errors import RunFailed
 from orchestrator.optim import by_element
+from orchestrator.optim.chunked_step import Pieces
 from orchestrator.optim.optimizers import OPTIMIZERS as OPTIMIZERS_OF_TABLE
 from orchestrator.worker.member.shared_queue import MemoryHandle
 from orchestrator.worker.model import sharded_optimizer
@@ -155,6 +156,27 @@ def test_what_was_half_made_is_made_again() -> None:
     kept, expected = (each.state[r.parameters[0]] for each, r in ((optimizers[1], workers[1][1]), (plain, replica)))
     assert list(kept) == list(expected)
     assert all(torch.equal(kept[key], expected[key]) for key in expected)
+
+
+def test_who_is_alone_again_before_it_has_made_a_step_goes_on_with_its_state() -> None:
+    """Another worker of its host comes, and is gone before the first step of both."""
+    grounds = Shared()
+    (place, _) = grounds.places((0, 0))
+    model, plain = (torch.nn.Linear(20, 30) for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1) for each in (model, plain)]
+    divided = sharded_optimizer.ShardedOptimizer(optimizers[0], Replica(model))
+    steps = [Pieces(optimizers[0]).step, optimizers[1].step]
+    for memory, workers in ((None, 1), (place, 2), (None, 1)):
+        divided.settle(memory, 0, workers)
+        for each, step in zip((model, plain), steps if memory is None else (), strict=False):
+            for parameter in each.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            step()
+    for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(own, other)
+        kept, expected = optimizers[0].state[own], optimizers[1].state[other]
+        assert all(torch.equal(kept[key], expected[key]) for key in expected)
 
 
 def test_checkpoints_are_the_same_bytes(tmp_path: Path) -> None:

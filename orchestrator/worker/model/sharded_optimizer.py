@@ -195,8 +195,11 @@ class ShardedOptimizer:
         """Have the state in memory of this worker's own again."""
         if self._memory is None:
             return
-        for entry in self._optimizer.state.values():
-            entry.update({key: entry[key].clone() for key in self._keys if isinstance(entry.get(key), torch.Tensor)})
+        state = self._optimizer.state
+        for parameter, entry in list(state.items()):
+            own = {key: entry[key].clone() for key in self._keys if isinstance(entry.get(key), torch.Tensor)}
+            # Others know the entry, and views of its tensors, by its identity (`chunked_step.Pieces`).
+            state[parameter] = {**entry, **own}
         self._memory, self._bound = None, {}
 
     def _bind(self, memory: HostMemory, step: int) -> None:
