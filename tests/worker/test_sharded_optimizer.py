@@ -167,7 +167,7 @@ def test_who_is_alone_again_before_it_has_made_a_step_goes_on_with_its_state() -
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1) for each in (model, plain)]
     divided = sharded_optimizer.ShardedOptimizer(optimizers[0], Replica(model))
     steps = [Pieces(optimizers[0]).step, optimizers[1].step]
-    for memory, workers in ((None, 1), (place, 2), (None, 1)):
+    for memory, workers in ((None, 1), (None, 1), (place, 2), (None, 1)):
         divided.settle(memory, 0, workers)
         for each, step in zip((model, plain), steps if memory is None else (), strict=False):
             for parameter in each.parameters():
