@@ -38,6 +38,7 @@ from orchestrator.controller.state import ControllerState
 from orchestrator.controller.state import Member as MemberStatus
 from orchestrator.controller.state_recovery import Standing, plan_recovery
 from orchestrator.errors import Inconsistent
+from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.progress import Activity, Progress, advances_of, latest
 from orchestrator.records.trace import Line
@@ -594,12 +595,25 @@ class Elastic:
         for rank in verdict.wrong:
             del survivors[rank]
 
+    def _require_one_state(self) -> None:
+        """A digest is of parameters alone. A state of the optimizer shows when a checkpoint, or a worker that joins, has it."""
+        first, *others = (
+            member.member._strategy.model_state.capture({}).tensors
+            for member in self.members
+            if isinstance(member.member, Worker)
+        )
+        for other in others:
+            assert other.keys() == first.keys()
+            assert [name for name in first if not same_bits(first[name], other[name])] == []
+
     def _told(self, workers: list[Ended]) -> Told:
         assert len({(end.digest, end.progress) for end in workers}) == 1
         words = _words if self.plan.lockstep else _latest_words
         told = [words(member.said) for member in self.members if member.is_worker]
         assert all(each == told[0] for each in told)
         lines, metrics, rests = told[0]
+        if self.plan.lockstep and self._layout.stages == 1:
+            self._require_one_state()
         for member in self.everybody:
             member.member.close()
             member.regions.close()
