@@ -1,7 +1,7 @@
 """Files of a run or a sweep that is driven elsewhere, copied from the store; and copied anew once it has gone on.
 
 A folder that is no copy may be behind, too: another machine goes on with a run whose driver is lost, and the first one comes
-back. Then who drove the run last did not have this folder, and its journal in the store is not the beginning of that of here.
+back. The last driver did not hold this folder then. Its journal in the store begins like the one here, and goes on otherwise.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import math
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -62,6 +62,15 @@ def test_numbers_of_members_and_generations_are_never_given_again(tmp_path: Path
         assert (requirements.member, requirements.generation, requirements.checkpoint) == (8, 2, None)
 
 
+def ended(project: Path, status: Literal["FINISHED", "KILLED"], tags: dict[str, str]) -> str:
+    """The id of a run in the store of this project, with these tags, that ended so."""
+    store = Store(None, project_folder(project))
+    tracker = Tracker.create(store, store.experiment("e"), "ended", every_s=1.0)
+    tracker.describe({}, tags)
+    tracker.end(status)
+    return tracker.run_id
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_a_process_that_lives_on_may_be_asked_again_after_a_wrong_override(
@@ -69,17 +78,14 @@ def test_a_process_that_lives_on_may_be_asked_again_after_a_wrong_override(
 ) -> None:
     """As a notebook's: it was told that this process drives the run."""
     monkeypatch.chdir(tmp_path)
-    store = Store(None, project_folder(tmp_path))
-    tracker = Tracker.create(store, store.experiment("e"), "stopped", every_s=1.0)
-    tracker.describe({}, {USER: user()})
-    tracker.end("KILLED")
-    files = RunFolder(store.folder, tracker.run_id)
+    run_id = ended(tmp_path, "KILLED", {USER: user()})
+    files = RunFolder(project_folder(tmp_path), run_id)
     files.settings.write_text(to_yaml(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [])))
     files.data.write_text('{"inputs": []}')
     files.trace.touch()
     for _ in range(2):
         with refused("settings.no-such-key", "run.stepps"):
-            resume(tracker.run_id, ["run.stepps=9"], None)
+            resume(run_id, ["run.stepps=9"], None)
     assert not files.is_driven
 
 
@@ -88,11 +94,8 @@ def test_a_process_that_lives_on_may_be_asked_again_after_a_wrong_override(
 def test_a_sweep_has_no_state_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of settings was missed in its folder."""
     monkeypatch.chdir(tmp_path)
-    store = Store(None, project_folder(tmp_path))
-    tracker = Tracker.create(store, store.experiment("e"), "swept", every_s=1.0)
-    tracker.describe({}, {KIND: "sweep"})
-    tracker.end("FINISHED")
-    settings = load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [f"begin={tracker.run_id}"])
+    run_id = ended(tmp_path, "FINISHED", {KIND: "sweep"})
+    settings = load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [f"begin={run_id}"])
     with refused("begin.not-a-run", "is not a run: sweep"):
         begin.pinned(settings, tmp_path)
 
@@ -104,10 +107,7 @@ def test_a_run_whose_files_are_elsewhere_is_told_as_such_where_one_would_begin_w
 ) -> None:
     """As in another clone. The message named a file of settings that nobody had typed."""
     monkeypatch.chdir(tmp_path)
-    store = Store(None, project_folder(tmp_path))
-    tracker = Tracker.create(store, store.experiment("e"), "lost", every_s=1.0)
-    tracker.end("KILLED")
-    run_id = tracker.run_id
+    run_id = ended(tmp_path, "KILLED", {})
     settings = load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [f"begin={run_id}"])
     with refused("begin.elsewhere", run_id):
         begin.pinned(settings, tmp_path)

@@ -1,8 +1,9 @@
 """A program that runs a command, and ends it with all that it has started: by SIGINT, and by SIGKILL where that takes long.
 
-It leads a process group. A signal that comes to it alone, as when its own parent is gone, reaches the whole group: pip and the
-shell of a stage start others, which would go on, and hold the pipe that the parent reads. Executed as a file, which imports
-nothing of this package.
+It leads a process group. A signal that comes to it alone, as when its own parent is gone, reaches the whole group. Without that
+what pip and the shell of a stage have started would go on, and hold the pipe that the parent reads.
+
+Executed as a file, which imports nothing of this package.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _refuse(model: torch.nn.Module, replica: Replica, cuts: Cuts) -> None:
 
 
 def _changing(replica: Replica) -> set[str]:
-    """The buffers that change with each batch."""
+    """The buffers that may change with each batch."""
     statistics = {slot.name for slot in replica.layout.slots[len(replica.parameters) :]}
     return statistics | replica.counters.keys() | replica.joined.keys()
 

@@ -213,8 +213,9 @@ class StageGraphs:
         """Nothing is under way. under_way: the most micro-batches that are so at once in this step. Passes are recorded anew if
         these are more than before, as with shards of a lost worker: they were compared where no other came in between."""
         self._examples.clear()
-        if min(under_way, _MOST_UNDER_WAY) > self._under_way:
-            self._under_way = min(under_way, _MOST_UNDER_WAY)
+        recorded = min(under_way, _MOST_UNDER_WAY)
+        if recorded > self._under_way:
+            self._under_way = recorded
             self._shapes.clear()
         self._free = {key: [*each.recordings] for key, each in self._shapes.items() if each.serves}
 
