@@ -7,8 +7,9 @@ Files and connections are seen by an audit hook (PEP 578), whoever opens them: a
 variables that the user's own code reads count, and not those that libraries read. A hook cannot be removed, so outside of a
 window it returns at once, and `os.environ` is as it was.
 
-It does not see files that native code opens by itself (HDF5, Arrow), reads of other processes, and the environment taken as a
-whole (`dict(os.environ)`).
+Files that native code opens by itself (HDF5, Arrow, safetensors) are seen if it still has them open or mapped as the window
+closes. Not seen are those that it has closed, reads of other processes, and the environment taken as a whole
+(`dict(os.environ)`).
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ _PLACES = re.compile(
     r"|VIRTUAL_ENV|PYTHON\w*|CUDA_VISIBLE_DEVICES|RAY_\w+|XDG_\w+"
     r"|(MKL|OMP|KMP|GOMP|ATEN|ONEDNN|DNNL|OPENBLAS|BLIS|NPY|CUBLAS|CUBLASLT|CUDA|CUDNN|NCCL|TORCH|PYTORCH)_\w+"
 )
+_LOADERS = (__file__, "/ctypes/__init__.py", "/numpy/ctypeslib.py", "/numpy/ctypeslib/_ctypeslib.py", "/torch/_ops.py")
 _MAPPINGS = ("<frozen os>", "<frozen _collections_abc>", os.__file__)
 _WHOLE = ("__iter__", "copy", "__repr__", "__or__", "__ror__")  # of a mapping: what takes all of it
 
@@ -89,6 +91,9 @@ class Window:
         self._inputs = tuple({*inputs, *map(os.path.realpath, inputs)})
         self._others = {*sys._current_frames()} - {threading.get_ident()}
         self._opened: dict[str, bool] = {}  # whether it is a folder
+        self._libraries: set[str] = set()  # those of them that the user's code loaded by their paths
+        self._held_before = _held()
+        self._opened_by_others: set[str] = set()
         self._made: set[str] = set()
         self._more = 0
         self._hosts: dict[str, None] = {}
@@ -110,6 +115,10 @@ class Window:
         elif flags & os.O_ACCMODE != os.O_WRONLY:
             self._add(place, folder=False)
 
+    def opened_by_another(self, path: Any, *_rest: Any) -> None:
+        if (place := _absolute(path)) is not None:
+            self._opened_by_others |= {place, os.path.realpath(place)}
+
     def listed(self, path: Any = None) -> None:
         place = _absolute("." if path is None else path)
         if place is not None and not self._is_searched(place):
@@ -123,6 +132,20 @@ class Window:
         before, after = _absolute(source), _absolute(target)
         if before is not None and after is not None and self._is_made(before):
             self._make(after)
+
+    def loaded(self, name: Any) -> None:
+        """A library that the user's code loads by its path. One without a folder is of the system."""
+        if not isinstance(name, str | bytes) or "/" not in os.fsdecode(name) or not self._is_loaded_by_user():
+            return
+        if (place := _absolute(name)) is not None:
+            self._libraries |= {place, os.path.realpath(place)}
+            self._add(place, folder=False)
+
+    def _is_loaded_by_user(self) -> bool:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.endswith(_LOADERS):
+            frame = frame.f_back
+        return frame is not None and _is_users(frame.f_code.co_filename, self.packages)
 
     def connected(self, _socket: Any, address: Any) -> None:
         if isinstance(address, tuple) and len(address) > 1:
@@ -147,6 +170,8 @@ class Window:
 
     def close(self) -> None:
         """Find out what was read: files that are there, and not of the environment."""
+        for place in sorted(_held() - self._held_before - self._opened_by_others):
+            self._add(place, folder=False)
         declared = {name: recorded(name, os.environ.get(name)) for name in self._declared.variables}
         variables = {name: (value,) for name, value in {**declared, **self._variables}.items()}
         self.audit = InputAudit(self._files(), tuple(sorted(self._hosts)), dict(sorted(variables.items())), self._more)
@@ -174,7 +199,9 @@ class Window:
         """Whether it is neither of the environment nor declared."""
         inside = self._inside(place)
         path = place if inside is None else f"/{inside}"
-        if place in CHECKED or is_below(place, self._inputs) or _RECORDED.fullmatch(path) or _CODE.fullmatch(place):
+        if place in CHECKED or is_below(place, self._inputs) or _RECORDED.fullmatch(path):
+            return False
+        if _CODE.fullmatch(place) and place not in self._libraries:
             return False
         installed = (*_installed(), *self.packages)
         if SITES & set(path.split("/")) or is_below(place, (*installed, *_caches(), *_own_caches())):
@@ -254,10 +281,12 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     if handler is None or sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
         return
     for each in _windows:
-        if each.sees():
-            # An exception of a hook would be raised by the call that it hears of; odd arguments are that call's own affair.
-            with contextlib.suppress(TypeError, ValueError):
+        # An exception of a hook would be raised by the call that it hears of; odd arguments are that call's own affair.
+        with contextlib.suppress(TypeError, ValueError):
+            if each.sees():
                 handler(each, *args)
+            elif event == "open":
+                each.opened_by_another(*args)
 
 
 _HANDLERS: Mapping[str, Callable[..., None]] = {
@@ -267,6 +296,7 @@ _HANDLERS: Mapping[str, Callable[..., None]] = {
     "os.mkdir": Window.made,
     "os.rename": Window.renamed,
     "os.link": Window.renamed,
+    "ctypes.dlopen": Window.loaded,
     "sqlite3.connect": lambda window, path: window.opened(path, None, os.O_RDONLY),
     "socket.connect": Window.connected,
     "socket.sendto": Window.connected,
@@ -381,6 +411,28 @@ def _caches() -> tuple[str, ...]:
 def _own_caches() -> tuple[str, ...]:
     """The caches of samples, and of code that this program has compiled."""
     return tuple(map(str, (cache_folder(), *file_cache.folders(__file__))))
+
+
+def _held() -> set[str]:
+    """The files that this process has open for reading, or mapped, apart from libraries and from what it may write."""
+    found, code = set(), set()
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        _, access, _, _, inode, *named = line.split(maxsplit=5)
+        if named and inode != "0":
+            found.add(named[0])
+            code |= {named[0]} if "x" in access or access[1::2] == "ws" else set()
+    return (found - code) | {place for link in Path("/proc/self/fd").iterdir() if (place := _readable(link))}
+
+
+def _readable(link: Path) -> str | None:
+    """The file of a descriptor of this process; None of one that is closed, is no file, or is for writing."""
+    try:
+        place = str(link.readlink())
+        told = Path(f"/proc/self/fdinfo/{link.name}").read_text(encoding="ascii")
+    except OSError:
+        return None
+    flags = int(told.partition("flags:")[2].split()[0], 8)
+    return place if place.startswith("/") and flags & (os.O_ACCMODE | os.O_APPEND) == os.O_RDONLY else None
 
 
 def _absolute(path: Any) -> str | None:

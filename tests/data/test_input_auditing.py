@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import importlib
 import importlib.metadata
 import os
+import shutil
 import socket
 import tempfile
 import textwrap
@@ -14,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 
 from orchestrator.common import file_cache
@@ -48,6 +52,34 @@ def test_files_outside_and_in_the_project_are_seen_by_name(tmp_path: Path, proje
 def test_a_data_set_of_a_library_is_seen_too(project: Path) -> None:
     np.save(project / "rows.npy", np.zeros(3))
     assert list(seen(lambda: np.load("rows.npy")).files) == ["rows.npy"]
+
+
+def test_a_library_that_the_user_loads_by_its_path_is_seen_and_one_of_the_system_is_not(project: Path) -> None:
+    library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libm.so" in line)
+    shutil.copy(library, project / "libown.so.1")
+    (project / "unused.so").write_bytes(b"")
+    assert not seen(lambda: [ctypes.CDLL("libm.so.6"), ctypes.CDLL(library)]).files
+    found = seen(lambda: ctypes.CDLL("./libown.so.1")).files
+    assert list(found) == ["libown.so.1"]
+    assert found["libown.so.1"].sha256 == hashlib.sha256((project / "libown.so.1").read_bytes()).hexdigest()
+
+
+def test_files_that_native_code_has_opened_and_holds_are_seen(project: Path, tmp_path: Path) -> None:
+    """Arrow maps what it reads, as safetensors does, and HDF5 keeps it open."""
+    table = pyarrow.table({"x": [1, 2]})
+    for place in (project / "mapped.arrow", tmp_path / "open.arrow", project / "declared.arrow"):
+        with pyarrow.OSFile(str(place), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    kept = []
+
+    def read() -> None:
+        for place in ("mapped.arrow", "declared.arrow"):
+            kept.append(pyarrow.memory_map(place))
+        kept.append(pyarrow.OSFile(str(tmp_path / "open.arrow"), "rb"))
+        kept.append(pyarrow.OSFile("written", "wb"))
+
+    assert list(seen(read, ["declared.arrow"]).files) == [str(tmp_path / "open.arrow"), "mapped.arrow"]
+    assert not seen(lambda: None).files, "they are open still"
 
 
 @pytest.mark.parametrize("declared", ["data", "./data", "link"])
@@ -242,12 +274,13 @@ def test_a_module_of_the_users_that_reads_as_it_is_imported_is_seen(
 def test_threads_that_begin_within_a_window_are_seen_and_others_are_not(project: Path) -> None:
     (project / "mine").write_text("a")
     (project / "another's").write_text("a")
-    go, gone = threading.Event(), threading.Event()
+    go, gone, done = threading.Event(), threading.Event(), threading.Event()
 
     def other() -> None:
         go.wait()
-        Path("another's").read_text()
-        gone.set()
+        with Path("another's").open():
+            gone.set()
+            done.wait()
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -259,6 +292,7 @@ def test_threads_that_begin_within_a_window_are_seen_and_others_are_not(project:
         gone.wait()
 
     found = seen(work)
+    done.set()
     thread.join()
     assert list(found.files) == ["mine"]
 
