@@ -282,7 +282,7 @@ class LockstepStrategy(_WholeModel):
         beside = [rank for rank, other in enumerate(memories) if memory is not None and other == memory]
         index = beside.index(context.rank) if beside else 0
         try:
-            self._updater.divided.settle(memory, index, len(beside))
+            self._updater.divided.settle(memory, index, len(beside), context.generation.number)
         except RunFailed:
             # The worker that has that memory may have died just now: its connections tell so, or the driver.
             context.transport.poll((), _DEATH_S)

@@ -113,49 +113,118 @@ def test_groups_of_the_pipelines_own() -> None:
     assert divided.trace == train(p.OwnOptimizer, ONE, optimizer=None).trace
 
 
-def test_what_was_half_made_is_made_again() -> None:
-    """A worker is killed in the middle of its pieces; another one makes them, and finds the others made already."""
-    grounds = Shared()
-    (place, _) = grounds.places((0, 0))
-    gradients = [torch.randn(300, generator=torch.Generator().manual_seed(1))]
+class Stepping:
+    """A worker that has a part in the update of a model of one vector."""
 
-    def worker(nth: int, workers: int) -> tuple[torch.optim.Optimizer, Replica, sharded_optimizer.ShardedOptimizer]:
+    def __init__(self, nth: int = 0) -> None:
+        self.nth = nth
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.linspace(-1, 1, 300))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        replica = Replica(model)
-        divided = sharded_optimizer.ShardedOptimizer(optimizer, replica)
-        divided.settle(place, nth, workers)
-        return optimizer, replica, divided
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        self.replica = Replica(model)
+        self.parameter = self.replica.parameters[0]
+        self.divided = sharded_optimizer.ShardedOptimizer(self.optimizer, self.replica)
+
+    def step(self, gradient: torch.Tensor) -> None:
+        """By itself, undivided."""
+        self.parameter.grad = gradient
+        self.optimizer.step()
+
+    def require_same(self, other: Stepping) -> None:
+        assert torch.equal(self.replica.flat, other.replica.flat)
+        kept, expected = self.optimizer.state[self.parameter], other.optimizer.state[other.parameter]
+        assert list(kept) == list(expected)
+        assert all(torch.equal(kept[key], expected[key]) for key in expected)
+
+
+def _gradient(seed: int) -> torch.Tensor:
+    return torch.randn(300, generator=torch.Generator().manual_seed(seed))
+
+
+def _step(workers: list[Stepping], step: int, gradient: torch.Tensor) -> None:
+    for worker in workers:
+        worker.divided.make(step, [gradient], lambda go: go())
+    for worker in workers:
+        worker.divided.commit()
+
+
+def _settle(workers: list[Stepping], place: MemoryHandle | None, generation: int) -> None:
+    for worker in workers:
+        worker.divided.settle(place, worker.nth, len(workers), generation)
+
+
+def test_what_was_half_made_is_made_again() -> None:
+    """A worker is killed in the middle of its pieces, and another one makes them in the next generation."""
+    grounds = Shared()
+    (place, _) = grounds.places((0, 0))
+    workers, plain = [Stepping(nth) for nth in range(2)], Stepping()
+    _settle(workers, place, 0)
 
     def killed(go: Callable[[], None]) -> None:
         go()
-        memory = workers[0][2]._memory
+        memory = workers[0].divided._memory
         assert memory is not None
         memory.made[:100] = memory.kept["exp_avg"][0][:100] = torch.nan
         raise KeyboardInterrupt
 
-    workers = [worker(nth, 2) for nth in range(2)]
-    optimizers = [optimizer for optimizer, _, _ in workers]
     for step in range(3):
-        for _, _, divided in workers:
-            divided.make(step, gradients, lambda go: go())
-        for _, _, divided in workers:
-            divided.commit()
+        _step(workers, step, _gradient(1))
     with pytest.raises(KeyboardInterrupt):
-        workers[0][2].make(3, gradients, killed)
-    workers[1][2].make(3, gradients, lambda go: go())
-    workers[1][2].settle(place, 0, 1)
-    workers[1][2].make(3, gradients, lambda go: go())
-    workers[1][2].commit()
-    plain, replica, _ = worker(0, 1)
+        workers[0].divided.make(3, [_gradient(1)], killed)
+    workers[1].divided.make(3, [_gradient(1)], lambda go: go())
+    workers[1].divided.settle(place, 0, 1, 1)
+    _step(workers[1:], 3, _gradient(1))
     for _ in range(4):
-        replica.parameters[0].grad = gradients[0]
-        plain.step()
-    assert torch.equal(workers[1][1].flat, replica.flat)
-    kept, expected = (each.state[r.parameters[0]] for each, r in ((optimizers[1], workers[1][1]), (plain, replica)))
-    assert list(kept) == list(expected)
-    assert all(torch.equal(kept[key], expected[key]) for key in expected)
+        plain.step(_gradient(1))
+    workers[1].require_same(plain)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_step_that_is_done_again_has_the_gradient_of_its_generation(alone: bool) -> None:
+    """All had made step 1 when a site went, which sits out from then on. One of two workers of a host may go with it, and
+    come back: what they had made of that step lies in their memory still."""
+    grounds = Shared()
+    (place, _) = grounds.places((0, 0))
+    workers, plain = [Stepping(nth) for nth in range(2)], Stepping()
+    _settle(workers, place, 0)
+    _step(workers, 0, _gradient(0))
+    for worker in workers:
+        worker.divided.make(1, [_gradient(1)], lambda go: go())
+    plain.step(_gradient(0))
+    plain.step(_gradient(2))
+    if alone:
+        _settle(workers[:1], None, 1)
+        workers[0].step(_gradient(2))
+        _settle(workers[1:], None, 1)
+        workers[1].step(_gradient(2))
+    else:
+        _settle(workers, place, 1)
+        _step(workers, 1, _gradient(2))
+    _settle(workers, place, 2)
+    _step(workers, 2, _gradient(3))
+    plain.step(_gradient(3))
+    for worker in workers:
+        worker.require_same(plain)
+
+
+def test_a_state_that_is_taken_over_within_a_generation_is_gone_on_with() -> None:
+    """As by an audit, whose segment begins with what the run had kept at the step where another segment has just ended."""
+    grounds = Shared()
+    (place, _) = grounds.places((0, 0))
+    workers, plain = [Stepping(nth) for nth in range(2)], Stepping()
+    _settle(workers, place, 0)
+    for step in range(2):
+        _step(workers, step, _gradient(step))
+        plain.step(_gradient(-1 - step))
+    for worker in workers:
+        worker.replica.flat.copy_(plain.replica.flat)
+        worker.optimizer.state[worker.parameter] = {
+            k: v.clone() for k, v in plain.optimizer.state[plain.parameter].items()
+        }
+    _step(workers, 2, _gradient(2))
+    plain.step(_gradient(2))
+    for worker in workers:
+        worker.require_same(plain)
 
 
 def test_who_is_alone_again_before_it_has_made_a_step_goes_on_with_its_state() -> None:
@@ -168,7 +237,7 @@ def test_who_is_alone_again_before_it_has_made_a_step_goes_on_with_its_state() -
     divided = sharded_optimizer.ShardedOptimizer(optimizers[0], Replica(model))
     steps = [Pieces(optimizers[0]).step, optimizers[1].step]
     for memory, workers in ((None, 1), (None, 1), (place, 2), (None, 1)):
-        divided.settle(memory, 0, workers)
+        divided.settle(memory, 0, workers, 0)
         for each, step in zip((model, plain), steps if memory is None else (), strict=False):
             for parameter in each.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -220,7 +289,7 @@ def test_who_died_before_its_memory_was_shared_is_told_as_lost(alive: bool) -> N
                 raise PeerLost(0, "it closed the connection")
             return []
 
-    generation = SimpleNamespace(updates=(place, place))
+    generation = SimpleNamespace(updates=(place, place), number=0)
     moment: Any = SimpleNamespace(generation=generation, rank=1, transport=Connected())
     execution: Any = SimpleNamespace(_updater=SimpleNamespace(divided=divided))
     with pytest.raises(RunFailed if alive else PeerLost):

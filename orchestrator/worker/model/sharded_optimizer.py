@@ -8,11 +8,13 @@ is there once for all of them. Hosts do the same, each for itself, so that a hos
     (vote)    all members have made theirs
     commit    every worker takes the new parameters, and the other version of the state is the present one
 
-There are two versions of the state, by the parity of the steps that they have had, and a stamp for each piece in each. Until
-the vote is over nothing is changed that a step needs which is done again (rule D1): neither a worker's parameters, nor the
-present version. Done again it has the same gradient, so a piece that is stamped is right whoever made it, and one that its
-worker was killed in is made again. A version is written over two steps later, which nobody begins before all have committed the
-step between (the vote), so whoever is a step behind finds what it needs.
+There are two versions of the state, by the parity of the steps that they have had. Until the vote is over nothing is changed
+that a step needs which is done again (rule D1): neither a worker's parameters, nor the present version. All of it is made again
+then, since the gradient may be another one, of fewer sites. A version is written over two steps later, which nobody begins
+before all have committed the step between (the vote), so whoever is a step behind finds what it needs.
+
+A worker whose state lies elsewhere, as behind a state transfer, brings it there before its next step. A stamp tells for which
+generation and step the first one of these has done so, and then the others take what is there.
 
 The pieces are cut by the model alone: at multiples of PIECE elements from the beginning of each parameter, which is as much as
 a processor's cache holds with its gradient and state. Numbers such as Adam's count of steps are not of an element: every worker
@@ -42,12 +44,11 @@ from orchestrator.numerics.layout import Slot
 from orchestrator.optim import by_element
 from orchestrator.optim.by_element import State
 from orchestrator.worker.member import lasting_memory
-from orchestrator.worker.member.shared_queue import MemoryHandle
+from orchestrator.worker.member.shared_queue import MemoryHandle, stamp_of
 from orchestrator.worker.model.replica import Replica
 
 PIECE: Final = 1 << 17  # elements
 _VERSIONS: Final = 2
-_MADE: Final = 2  # the row of stamps of the new parameters, after those of the versions
 _SHADOW: Final = 2  # elements
 _FLOAT: Final = 4  # bytes
 
@@ -67,21 +68,19 @@ class Piece(NamedTuple):
 
 class HostMemory:
     """The memory that the workers of a host share. made: the new parameters; kept: by name, the two versions of what the
-    optimizer keeps of each element. stamps: by version and piece, and then of `made`, one more than the steps that are in it;
-    0: none, or torn. `made` has one of its own: a run that goes back to a checkpoint finds an older version, but not the
-    parameters to it."""
+    optimizer keeps of each element. stamp: one number, as of `shared_queue.stamp_of`; 0: nobody has written a state here."""
 
-    def __init__(self, fd: int, size: int, kept: Sequence[str], pieces: int) -> None:
+    def __init__(self, fd: int, size: int, kept: Sequence[str]) -> None:
         """fd: becomes this object's. Raises MemoryError when the memory is not there now."""
         self.fd = fd
         weakref.finalize(self, os.close, fd)
-        header = lasting_memory.in_pages(8 * (_VERSIONS + 1) * pieces)
+        header = lasting_memory.in_pages(8)
         part = lasting_memory.in_pages(_FLOAT * size)
         whole = header + part * (1 + _VERSIONS * len(kept))
         with self.locked():
             _take(fd, whole)
         memory = Mapped(fd, whole, writable=True)
-        self.stamps = memory.tensor(torch.int64, 0, (_VERSIONS + 1) * pieces).view(-1, pieces).numpy()
+        self.stamp = memory.tensor(torch.int64, 0, 1).numpy()
         floats = [memory.tensor(torch.float32, header + n * part, size) for n in range(1 + _VERSIONS * len(kept))]
         self.made = floats[0]
         self.kept = {key: (floats[1 + 2 * n], floats[2 + 2 * n]) for n, key in enumerate(kept)}
@@ -122,6 +121,7 @@ class ShardedOptimizer:
         self._pieces = tuple(piece for n, slot in enumerate(slots) for piece in _pieces_of(n, slot))
         self._version = 0
         self._memory: HostMemory | None = None
+        self._generation = 0
         self._own: tuple[int, ...] = ()
         self._bound: dict[torch.Tensor, dict[str, Any]] = {}
         self._following: dict[torch.Tensor, dict[str, Any]] = {}
@@ -132,9 +132,10 @@ class ShardedOptimizer:
         """Whether other workers of this host take part."""
         return self._memory is not None
 
-    def settle(self, memory: MemoryHandle | None, index: int, workers: int) -> None:
+    def settle(self, memory: MemoryHandle | None, index: int, workers: int, generation: int) -> None:
         """Take part in a generation in which so many workers of this host divide the update; this one is number `index` of
         them. memory: theirs; None: this worker is alone. Raises RunFailed where it cannot be reached, and MemoryError."""
+        self._generation = generation
         if memory is None:
             self._leave()
         else:
@@ -152,17 +153,13 @@ class ShardedOptimizer:
         memory = self._memory
         assert memory is not None
         self._bind(memory, step)
-        new, stamp = (step + 1) % _VERSIONS, step + 2
-        mine = [n for n in self._own if (memory.stamps[[new, _MADE], n] != stamp).any()]
-        memory.stamps[new, mine] = memory.stamps[_MADE, mine] = 0
 
         def go() -> None:
             self._following = self._numbers_after(gradients)
-            for batch in self._batches(mine):
+            for batch in self._batches(self._own):
                 self._step(memory, step, batch, gradients)
 
         optimize(go)
-        memory.stamps[new, mine] = memory.stamps[_MADE, mine] = stamp
         self._moved = [n for n in self._group_of if gradients[n] is not None]
 
     def commit(self) -> None:
@@ -188,7 +185,7 @@ class ShardedOptimizer:
         if self._memory is not None and os.path.sameopenfile(fd, self._memory.fd):
             os.close(fd)
             return
-        self._memory = HostMemory(fd, self._replica.layout.size, self._keys, len(self._pieces))
+        self._memory = HostMemory(fd, self._replica.layout.size, self._keys)
         self._bound = {}
 
     def _leave(self) -> None:
@@ -208,11 +205,11 @@ class ShardedOptimizer:
         state = self._optimizer.state
         if self._bound.keys() == state.keys() and all(state[each] is entry for each, entry in self._bound.items()):
             return
+        stamp = stamp_of(self._generation, step)
         with memory.locked():
-            if (memory.stamps[version] != step + 1).any():
-                memory.stamps[version] = 0
+            if memory.stamp[0] != stamp:
                 self._write_state(memory, version)
-                memory.stamps[version] = step + 1
+                memory.stamp[0] = stamp
         self._take_state(memory, version, dict(state))
 
     def _write_state(self, memory: HostMemory, version: int) -> None:
