@@ -19,6 +19,7 @@ from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
 from orchestrator.experiments.rerun.run import undisturbed, unshown, why_not
 from orchestrator.provenance.code import checkout
+from orchestrator.provenance.environment import node
 from orchestrator.provenance.tracking import Past
 from tests.refusals import refused
 
@@ -98,6 +99,34 @@ def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -
     found = _variables(original, tmp_path, {"SCALE": "3", "MODE": "fast", "TOKEN": "here", "HOME": "/home"})
     assert found == {"SCALE": "2", "TOKEN": "here", "HOME": "/home"}
     assert original.obstacles == ["TOKEN: masked"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "here", "expected"),
+    [
+        ({"variables": {"TZ": "UTC"}}, {"TZ": "Asia/Tokyo", "LANG": "de_DE"}, {"TZ": "UTC"}),
+        ({"variables": {"TZ": "UTC", "OMP_NUM_THREADS": "1"}}, {}, {"TZ": "UTC"}),
+        ({"variables": {}, "time_zone": "Asia/Tokyo"}, {"TZ": "UTC"}, {"TZ": "Asia/Tokyo"}),
+        ({"variables": {}, "time_zone": "Asia/Tokyo"}, {}, {"TZ": "Asia/Tokyo"}),
+        ({"variables": {}, "time_zone": node.time_zone()}, {}, {}),
+        ({}, {"TZ": "UTC"}, {"TZ": "UTC"}),
+    ],
+)
+def test_a_repetition_has_the_language_and_the_time_zone_of_the_original(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: dict[str, object],
+    here: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    """A feature such as the hour of the day is taken from a time stamp in the time zone of the process."""
+    for name in [each for each in os.environ if each.startswith(("TZ", "LANG", "LC_"))]:
+        monkeypatch.delenv(name)
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    original = Recorded(Past("0123", "a run", "default", "FINISHED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
+    original.files.environment.write_text(json.dumps({"nodes": {"0": {"bits": {}, "host": recorded}}}))
+    assert _variables(original, tmp_path, here) == expected
 
 
 @pytest.mark.parametrize("was_looked_at", [False, True])

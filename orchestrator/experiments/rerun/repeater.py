@@ -233,10 +233,13 @@ class Reached:
 
 
 def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the repetition: the variables that may change bits as they were, the snapshot before anything else on
-    the search path."""
-    recorded = next(iter(original.environments), {}).get("bits", {}).get("variables", {})
-    now = {name: value for name, value in inherited.items() if name not in node.variables()}
+    """The environment of the repetition: the variables that may change bits as they were, language and time zone, too; the
+    snapshot before anything else on the search path."""
+    first = next(iter(original.environments), {})
+    place = node.of_place(first)
+    recorded = {name: value for name, value in place.items() if value is not None}
+    recorded |= first.get("bits", {}).get("variables", {})
+    now = {name: value for name, value in inherited.items() if name not in {*node.variables(), *place}}
     path = [str(root / entry) for entry in original.code.get("search_path", [])]
     before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
     for name, value in settable(original.input_audit).items():
