@@ -208,6 +208,11 @@ def begin_late(optimizer: torch.optim.Optimizer) -> None:
                     optimizer.state[each][_MOMENTUM] = torch.zeros_like(each)
 
 
+def may_change_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of a class of torch may write into gradients, as that of SGD by Nesterov does for all at once."""
+    return any(group.get("foreach") for group in optimizer.param_groups)
+
+
 def with_plain_numbers(optimizer: object) -> None:
     """Give the groups of an optimizer numbers of Python for those of numpy, of the same values. Arithmetic on a numpy.float32
     would be done in float32, and so give other bits than the same rate from a schedule."""

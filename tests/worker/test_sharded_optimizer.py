@@ -108,6 +108,49 @@ def test_parameters_without_a_gradient_and_in_other_orders_of_memory(pipeline: A
     assert train(pipeline, Layout(2), sharded=True, **settings).trace == train(pipeline, ONE, **settings).trace
 
 
+class TwoHeads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.Linear(p.FEATURES, p.CLASSES) for _ in range(2))
+
+
+class LateHead(p.Small):
+    """The second layer has gradients from step 3 on, and of some micro-batches only."""
+
+    def model(self) -> torch.nn.Module:
+        return TwoHeads()
+
+    def loss(self, model: torch.nn.Module, batch: p.Batch, step: int = 0) -> torch.Tensor:
+        assert isinstance(model, TwoHeads)
+        inputs, labels = batch
+        scores = model.first(inputs)
+        if step >= 3 and not labels[0]:
+            scores = scores + model.second(inputs)
+        return torch.nn.functional.cross_entropy(scores, labels)
+
+    def metrics(self, model: torch.nn.Module, batch: p.Batch) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        return {}
+
+
+def test_a_parameter_has_its_first_gradient_late_where_all_step_by_one_kernel() -> None:
+    settings: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "fused": True}, "steps": 8}
+    assert train(LateHead, Layout(2), sharded=True, **settings).trace == train(LateHead, ONE, **settings).trace
+
+
+def test_gradients_that_peers_may_still_read_stay_as_they_are() -> None:
+    """torch's SGD by Nesterov writes into them, where it steps all parameters at once."""
+    grounds = Shared()
+    (place, _) = grounds.places((0, 0))
+    worker = Stepping()
+    optimizer = torch.optim.SGD([worker.parameter], lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+    worker.divided = sharded_optimizer.ShardedOptimizer(optimizer, worker.replica)
+    _settle([worker], place, 0)
+    gradient = _gradient(1)
+    for step in range(2):
+        _step([worker], step, gradient)
+    assert torch.equal(gradient, _gradient(1))
+
+
 def test_groups_of_the_pipelines_own() -> None:
     divided = train(p.OwnOptimizer, Layout(3), sharded=True, optimizer=None)
     assert divided.trace == train(p.OwnOptimizer, ONE, optimizer=None).trace

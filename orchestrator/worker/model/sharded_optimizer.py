@@ -41,7 +41,7 @@ from orchestrator.common.figures import megabytes
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import foreach
 from orchestrator.numerics.layout import Slot
-from orchestrator.optim import by_element
+from orchestrator.optim import by_element, optimizers
 from orchestrator.optim.by_element import State
 from orchestrator.worker.member import lasting_memory
 from orchestrator.worker.member.shared_queue import MemoryHandle, stamp_of
@@ -245,7 +245,7 @@ class ShardedOptimizer:
         }
         parameters = {id(shadow): self._replica.parameters[n] for n, shadow in shadows.items()}
         with by_element.stepping(self._optimizer, self._grouped(shadows.items()), state) as stepped:
-            self._optimizer.step()
+            self._take_step()
         return {parameters[id(shadow)]: entry for shadow, entry in stepped.items()}
 
     def _step(
@@ -259,15 +259,24 @@ class ShardedOptimizer:
             piece = self._pieces[n]
             gradient, tensor = gradients[piece.parameter], memory.made[piece.place]
             tensor.copy_(self._replica.flat[piece.place])
-            tensor.grad = None if gradient is None else _in_memory(gradient)[piece.start : piece.stop]
+            tensor.grad = None if gradient is None else self._part(gradient, piece)
             tensors.append((piece.parameter, tensor))
             known = self._optimizer.state.get(self._replica.parameters[piece.parameter])
             if known is not None:
                 state[tensor] = self._moved_on(memory, old, new, piece, known)
         with by_element.stepping(self._optimizer, self._grouped(tensors), state) as stepped:
-            self._optimizer.step()
+            self._take_step()
         for n, (_, tensor) in zip(batch, tensors, strict=True):
             self._keep(memory, new, self._pieces[n], stepped.get(tensor, {}))
+
+    def _take_step(self) -> None:
+        optimizers.begin_late(self._optimizer)
+        self._optimizer.step()
+
+    def _part(self, gradient: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """The part itself, which peers may still be reading, or a copy if the step may change it."""
+        part = _in_memory(gradient)[piece.start : piece.stop]
+        return part.clone() if optimizers.may_change_gradients(self._optimizer) else part
 
     def _moved_on(self, memory: HostMemory, old: int, new: int, piece: Piece, known: dict[str, Any]) -> dict[str, Any]:
         """The present state of a piece, of its elements where the next version is to be."""

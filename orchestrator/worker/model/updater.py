@@ -97,6 +97,8 @@ class Updater:
         if self.divided is None or not self.divided.divides:
             return
         self._replica.forget()
+        for parameter in self._replica.parameters:
+            parameter.grad = None  # that of the last shard
         gradients, following = self._after.update(agreed[: len(self._replica.parameters)], self.state)
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
         self.divided.make(step, gradients, lambda go: self._calls.optimize(step, self.optimizer, result, go))

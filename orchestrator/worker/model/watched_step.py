@@ -34,10 +34,7 @@ def take(this: Step, gradients: torch.Tensor, act: Callable[[], object]) -> None
     still be reading those. Raises PipelineRaised."""
     optimizers.begin_late(this.optimizer)
     is_of_torch = optimizers.is_of_torch(this.optimizer)
-    may_change = not is_of_torch or any(
-        group.get("foreach") for group in this.optimizer.param_groups
-    )  # as SGD by Nesterov
-    if may_change:
+    if not is_of_torch or optimizers.may_change_gradients(this.optimizer):
         _give_copies(this.model, gradients)
     if is_of_torch:
         _take(this, act)
