@@ -180,6 +180,7 @@ class Worker:
             self._services.emit({"event": "unserved", **found})
         if workload.batches.streams is not None:
             refusals.refuse_epochs(plan)
+            workload.batches.streams.tell = lambda why: self._services.emit({"event": "device", "why": why})
         if workload.batches.is_live:
             refusals.refuse_live(plan)
         return workload

@@ -339,6 +339,9 @@ def test_samples_are_taken_anew_where_a_state_leaves_out_what_was_held_back(at: 
     told, run = _told("Buffered", Layout(3, "tree"), [Fault(1, at, "die"), Fault(0, 20, "join")])
     assert run.went_back > 0
     _unmoved(told, "Buffered")
+    notes = [[event["why"] for event in member.said if event.get("event") == "device"] for member in run.members]
+    assert sum(map(len, notes)) > 0
+    assert all(len(each) <= 1 and "state_dict() leaves out" in each[0] for each in notes if each)
 
 
 @pytest.mark.long

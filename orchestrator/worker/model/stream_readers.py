@@ -51,7 +51,7 @@ _TRIED = 4  # micro-batches
 
 class StreamReaders:
     """Those of one process. has_state: whether streams have a `state_dict`; live: whether what they give is given once; log: of
-    that, in a generation."""
+    that, in a generation; tell: hears once that a loaded state gave other samples, None while nobody listens."""
 
     def __init__(self, source: Stream, seed: int, shards: int) -> None:
         self._source = source
@@ -60,6 +60,8 @@ class StreamReaders:
         self._readers: dict[int, _Reader] = {}
         self.live = source.live
         self.log: StreamLog | None = None
+        self.tell: Callable[[str], None] | None = None
+        self._has_told = False
         self.has_state = _Opened(source, seed, 0, shards, 0).has_state
 
     def first(self) -> State:
@@ -75,13 +77,17 @@ class StreamReaders:
         """The shard is as far as this row says, before this step: what it took before is not asked for again."""
         reader = self._reader(shard)
         reader.settle(row)
+        self._tell_of(reader)
         if self.live and reader.is_new:
             assert self.log is not None
             reader.catch_up(self.log.before(step, shard))
 
     def read(self, shard: int, indices: range, where: str) -> list[Any]:
         """These samples of the shard. where: for messages. Raises PipelineRaised."""
-        return self._reader(shard).read(indices, where)
+        reader = self._reader(shard)
+        found = reader.read(indices, where)
+        self._tell_of(reader)
+        return found
 
     def row(self, shard: int) -> State:
         """Behind the samples that were read last."""
@@ -119,6 +125,15 @@ class StreamReaders:
     def host(self, shards: Sequence[int]) -> None:
         """Close the streams of all others."""
         self._readers = {shard: reader for shard, reader in self._readers.items() if shard in shards}
+
+    def _tell_of(self, reader: _Reader) -> None:
+        if reader.had_another_state and self.tell is not None and not self._has_told:
+            self._has_told = True
+            self.tell(
+                f"{reader.what}: state_dict() leaves out what the next samples depend on, such as a buffer that shuffles. Once "
+                "it was loaded others came, so the samples of the epoch were taken anew up to there; so they are whenever "
+                "another worker takes a shard over, and at a resume"
+            )
 
     def _reader(self, shard: int) -> _Reader:
         if shard not in self._readers:
@@ -273,6 +288,11 @@ class _Reader:
         if self._settled is None:
             self._trim(indices.start)
         return [copied(each) for each in found]  # what makes a batch of them may change them
+
+    @property
+    def what(self) -> str:
+        """The stream, for messages."""
+        return self._stream.what
 
     def row(self) -> State:
         return self._marks[self._last]
