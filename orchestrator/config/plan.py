@@ -311,3 +311,8 @@ class Plan:
     def lockstep(self) -> bool:
         """Whether all replicas are equal after each step."""
         return self.mode.execution == "lockstep"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a step that is computed again after a loss has the same bits: not with fewer sites, or in another order."""
+        return self.lockstep and not self.data.sits_out

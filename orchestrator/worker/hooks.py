@@ -142,9 +142,8 @@ class WorkerHooks:
         *,
         digest: bool,
     ) -> None:
-        # If replicas run free, or a site sits out, a repeated step gives another result: that of the later generation counts.
-        differs = barrier is not None or self._state.plan.data.sits_out
-        again = {"generation": self._generation.number} if differs else {}
+        # If a repeated step gives another result, that of the later generation counts.
+        again = {} if self._state.plan.repeats else {"generation": self._generation.number}
         emit = self._state.digests.emit
         for line in lines[:-1]:
             emit({"trace": line, **again})

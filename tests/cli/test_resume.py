@@ -137,12 +137,19 @@ def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> Non
     assert [line["step"] for line in begin.cut] == [3, 4]
 
 
-def test_what_is_passed_over_in_an_asynchronous_mode_is_not_gone_on_with_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+AT_SITES: dict[str, Any] = {
+    "cluster": {"address": "h:1", "workers": 2},
+    "data": {"shards": 2, "sites": {"a": [0], "b": [1]}, "absent": "sit_out", "partition": "natural"},
+}
+
+
+@pytest.mark.parametrize("settings", [{"sync": "asp"}, AT_SITES], ids=["asp", "sites"])
+def test_what_is_passed_over_is_not_gone_on_with_later_where_steps_come_out_otherwise(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its steps are done again in another order, and its place may have failed for a moment alone."""
-    plan = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}, "sync": "asp"}], []))
-    assert not plan.lockstep
+    """They are done again in another order, or with fewer sites. Its place may have failed for a moment alone."""
+    plan = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}, **settings}], []))
+    assert not plan.repeats
     files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": 3}])
     storage = open_storage(storage_of(plan, files))
     Catalog(storage, 2).commit(3, events(storage, example(3), 3))
@@ -154,6 +161,21 @@ def test_what_is_passed_over_in_an_asynchronous_mode_is_not_gone_on_with_later(
         patch.setattr(catalog, "read_part", fail)
         assert beginning_of(plan, files, lambda _sentence: None).requirements.checkpoint is None
     assert beginning_of(plan, files, lambda _sentence: None).requirements.checkpoint is None
+
+
+def test_lines_that_members_have_left_replace_those_of_a_step_that_was_done_again_without_a_site(
+    tmp_path: Path,
+) -> None:
+    """The driver was gone before it heard of it."""
+    plan = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}, **AT_SITES}], []))
+    files = files_with(tmp_path, [{"event": "generation_started", "number": number} for number in range(2)])
+    with contextlib.closing(LineFile(files.trace)) as trace:
+        trace.append({"step": step, "loss": float(step).hex()} for step in range(3))
+    storage = open_storage(storage_of(plan, files))
+    Catalog(storage, 2).commit(3, events(storage, example(3), 3))
+    again = {"step": 2, "loss": (7.0).hex(), "absent": [1]}
+    storage.put(f"{PREFIX}1.jsonl", [written([{"trace": again, "generation": 1}])])
+    assert beginning_of(plan, files, lambda _sentence: None).loss == 7.0
 
 
 def test_a_checkpoint_of_replicas_that_differed_is_refused_and_its_files_stay(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ class Run:
             record.other_data = record.other_bits = lambda _: None
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, Audience(progress))
-            saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep))
+            saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep), repeats=plan.repeats)
             directory = MemberDirectory(plan.exchange, HERE, "storage", everywhere=self._plan.everywhere)
             session = (Uneven if self._uneven else Session)(startup, directory, saving, event_sink)
             if isinstance(session, Uneven):

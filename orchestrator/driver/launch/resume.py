@@ -215,7 +215,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         _check(file, is_whole)
     storage = open_storage(storage_of(plan, files))
     checkpoints, first = Catalog(storage, plan.checkpoints.keep), plan.run.first_step
-    handed = failover_reports.take(storage, checkpoints, files, first, supersedes=not plan.lockstep)
+    handed = failover_reports.take(storage, checkpoints, files, first, supersedes=not plan.repeats)
     if handed.sentence is not None:
         say(f"note: {handed.sentence}")
     found = checkpoints.latest(can_wait=True)
@@ -238,7 +238,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
     say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
     barriers_kept = 0 if plan.lockstep or found.manifest is None else _barriers_until(found.manifest, files)
-    if not plan.lockstep and found.reasons:  # of those that were passed over, which may be read again later
+    if not plan.repeats and found.reasons:  # of those that were passed over, which may be read again later
         checkpoints.latest(until=step or first)
     if not plan.lockstep and files.barriers.exists():
         lines.cut(files.barriers, barriers_kept)

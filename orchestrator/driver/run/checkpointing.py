@@ -42,7 +42,7 @@ class Saving:
     """
 
     def __init__(self, catalog: Catalog, *, repeats: bool = True) -> None:
-        """repeats: whether steps that are computed again have the same bits, as in lockstep."""
+        """repeats: as of `Plan`."""
         self._catalog = catalog
         self._repeats = repeats
         self._open: dict[_Key, dict[int, dict[str, Any]]] = {}  # the parts that have come, by number

@@ -271,7 +271,7 @@ class Job:
         if plan.run.begin is not None and not open_storage(storage).sizes():
             record.files.sync()
             begin.put(plan.run.begin, storage)
-        saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep), repeats=plan.lockstep)
+        saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep), repeats=plan.repeats)
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
         keys = None if private is None else private.keys
