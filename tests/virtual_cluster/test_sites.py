@@ -23,7 +23,12 @@ from tests.worker.runs import ONE, Layout, settings_for
 
 STEPS = 12
 SGD = {"name": "sgd", "lr": 0.05}
-MODES: dict[str, dict[str, Any]] = {"in lockstep": {}, "in rounds": {"local": {"epochs": 1, "optimizer": SGD}}}
+DIVIDED = "by a divided update"
+MODES: dict[str, dict[str, Any]] = {
+    "in lockstep": {},
+    "in rounds": {"local": {"epochs": 1, "optimizer": SGD}},
+    DIVIDED: {"optimizer": {"name": "adamw", "lr": 0.02}},
+}
 
 
 class Outage(Chance):
@@ -57,7 +62,8 @@ class AtSites(Run):
         outage.cluster = self._cluster
 
     def _actor_slots(self, settings: Settings) -> ActorSlots:
-        places = [ActorPlacement(None, {"node": node}) for node in (HERE, THERE, THERE)]
+        third = HERE if settings.update.sharded else THERE
+        places = [ActorPlacement(None, {"node": node}) for node in (HERE, THERE, third)]
         return ActorSlots(places[: settings.cluster.workers.most], places[0])
 
 
@@ -70,7 +76,8 @@ def pinned(mode: str, workers: int, absent: Literal["wait", "sit_out"]) -> Setti
     plain = free(mode, Layout(workers))
     data = replace(plain.data, sites=Sites({HERE: (0, 1), THERE: (2, 3)}), absent=absent)
     timeouts: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S, "start_timeout_s": START_TIMEOUT_S}
-    return replace(plain, data=data, cluster=replace(plain.cluster, address="h:1", **timeouts))
+    update = replace(plain.update, sharded=mode == DIVIDED)
+    return replace(plain, data=data, update=update, cluster=replace(plain.cluster, address="h:1", **timeouts))
 
 
 def lived(settings: Settings, seed: int, folder: Path) -> Told:
@@ -97,7 +104,8 @@ def absences(told: Told, folder: Path) -> dict[int, tuple[int, ...]]:
 def test_a_site_sits_out_and_the_repetition_without_sites_has_its_trace(mode: str, first: int, tmp_path: Path) -> None:
     sat_out = 0
     for seed in range(first, first + 3):
-        told = lived(pinned(mode, 2 + seed % 2, "sit_out"), seed, folder := tmp_path / f"live{seed}")
+        workers = 3 if mode == DIVIDED else 2 + seed % 2
+        told = lived(pinned(mode, workers, "sit_out"), seed, folder := tmp_path / f"live{seed}")
         away = absences(told, folder)
         assert set(away.values()) <= {(2, 3)}
         sat_out += bool(away)
