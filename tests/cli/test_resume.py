@@ -27,12 +27,14 @@ from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import storage_of
 from orchestrator.driver.run.startup import RunStart
+from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import snapshot
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.tracking import Past, Store, Tracker
 from orchestrator.provenance.tracking.store import KIND, USER, user
+from orchestrator.records import lines
 from orchestrator.records.hash_seal import Seal, of_barriers, of_trace
 from orchestrator.records.lines import LineFile
 from tests.checkpoint.stores import events, example
@@ -135,6 +137,26 @@ def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> Non
     assert (begin.written, begin.loss, begin.metrics["validation/loss"]) == (3, 2.0, 2.0)
     assert math.isnan(begin.metrics["validation/odd"])
     assert [line["step"] for line in begin.cut] == [3, 4]
+
+
+@pytest.mark.parametrize(("heard", "lost"), [(0, 5), (7, 7)])
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_a_driver_that_takes_over_tells_how_many_steps_are_done_again(
+    tmp_path: Path, sync: str, heard: int, lost: int
+) -> None:
+    """No step was lost, by the journal and the terminal, in asynchronous modes and wherever the trace was lost with the machine
+    of the last driver. heard: the number of steps of which MLflow knows."""
+    plan = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}, "sync": sync}], []))
+    files = files_with(tmp_path, [])
+    with contextlib.closing(LineFile(files.trace)) as trace:
+        trace.append({"step": step, "loss": float(step).hex()} for step in range(5))
+    run_start = beginning_of(plan, files, lambda _sentence: None)
+    assert run_start.written == 0
+    with contextlib.closing(LineFile(files.journal)) as journal:
+        record: Any = SimpleNamespace(tracker=SimpleNamespace(reached=heard), journal=journal, files=files)
+        EventSink(record, Audience(for_stream())).takes_over(TakenOver(4711, 0.0), run_start.redone)
+    (event,) = (each for each in lines.read(files.journal) if each["event"] == "driver_lost")
+    assert (event["pid"], event["steps_lost"]) == (4711, lost)
 
 
 AT_SITES: dict[str, Any] = {

@@ -153,7 +153,7 @@ def take_over(task: FailoverTask) -> subprocess.Popen[bytes]:
     home, folder = require_home(), _folder(task)
     folder.mkdir(exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_WORKER}
-    marker = {task.driver_variable: f"1 0 {time.time():.3f} {task.driver}"}
+    marker = {task.driver_variable: f"1 0 {time.monotonic():.3f} {task.driver}"}
     with (home / f"{task.run}.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *task.words],

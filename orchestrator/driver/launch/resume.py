@@ -265,6 +265,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         trace.loss_of(written[-1]) if written else None,
         {name: float(value) for name, value in metrics.items()},  # one that is no number is a text in the journal
         cut if plan.lockstep else (),  # otherwise they are done again in another order
+        len(cut),
         barriers_kept,
         first,
         untold=failover_reports.untold(files, reached),

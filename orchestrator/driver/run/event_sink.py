@@ -129,8 +129,10 @@ class EventSink:
                 self._tracker.sync()
                 file.unlink()
 
-    def takes_over(self, taken_over: TakenOver, steps_lost: int) -> None:
-        """Another driver has died; how long that took is known with the first step. steps_lost: those that are done again."""
+    def takes_over(self, taken_over: TakenOver, redone: int) -> None:
+        """Another driver has died; how long that took is known with the first step. redone: the steps that are done again, as
+        far as the trace here tells. MLflow may have heard of more, where the trace of that driver was lost with its machine."""
+        steps_lost = max(redone, self._tracker.reached - self.outcome.steps)
         self._taken_over = (taken_over, steps_lost)
         self.event("driver_lost", pid=taken_over.driver, steps_lost=steps_lost)
 
@@ -355,7 +357,7 @@ class EventSink:
         if self._taken_over is not None:
             (before, steps_lost), self._taken_over = self._taken_over, None
             why = f"the driver (process {before.driver}) had ended"
-            self.recovered(events.Recovered("driver", time.time() - before.ended, steps_lost, why))
+            self.recovered(events.Recovered("driver", time.monotonic() - before.ended, steps_lost, why))
         self._progress.step(self.outcome.steps, self.outcome.loss, self.outcome.epsilon)
 
     def _step(self, line: Mapping[str, Any]) -> None:

@@ -116,7 +116,7 @@ class Session:
         event_sink.goes_on(*goes_on)
         event_sink.catches_up(run_start.untold)
         if run_start.taken_over is not None:
-            event_sink.takes_over(run_start.taken_over, len(run_start.cut))
+            event_sink.takes_over(run_start.taken_over, run_start.redone)
 
     def run(
         self,

@@ -31,6 +31,7 @@ class RunStart:
     loss: float | None = None  # the last one up to there; None where there is none
     metrics: Mapping[str, float] = field(default_factory=dict)  # the last ones up to there
     cut: Sequence[Line] = ()  # lines of the trace after them, with which what is computed again is compared
+    redone: int = 0  # steps after them that the trace has told of, and that are done again
     barriers: int = 0  # number of its sync barriers that stand
     first: int = 0  # step that it begins with; above 0 in the state of another run
     # first step, and the one after the last, of each part that an audit repeats; empty where all are computed

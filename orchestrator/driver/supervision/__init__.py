@@ -24,8 +24,8 @@ from orchestrator.records import redaction
 
 
 class TakenOver(NamedTuple):
-    """The driver from which this one has taken a run over. driver: the process that has ended; ended: when, in seconds since
-    the epoch."""
+    """The driver from which this one has taken a run over. driver: the process that has ended; ended: when, by the
+    monotonic clock of this machine."""
 
     driver: int
     ended: float

@@ -109,7 +109,7 @@ def main() -> None:
             f"this machine goes on with it"
         )
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.environ[supervisor.TAKEN_OVER] = f"1 0 {time.time():.3f} {task.pid}"
+        os.environ[supervisor.TAKEN_OVER] = f"1 0 {time.monotonic():.3f} {task.pid}"
         headless.become(headless.words(task.words, task.workers, headless.cores()))
 
 

@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> None:
     driver, patience_s = int(arguments[0]), float(arguments[1])
     words = DriverWords(0)
     listen(driver, words, 0)
-    said, ended = words.said, time.time()
+    said, ended = words.said, time.monotonic()
     if "done" in said:
         return
     if "run" not in said:

@@ -50,6 +50,7 @@ _REST = 3.0  # times as long as the last sending took
 _PAUSES_S = (1.0, 2.0, 4.0)  # at the end, before another try at a store that is there
 _MOST_FAILURES = 3  # of one kind of item, of a store that answers
 _SHOWN = 3
+_OF_A_STEP = "train/"  # metrics that each step has
 
 
 class Tracker:
@@ -116,6 +117,12 @@ class Tracker:
         tracker.flush()
         tracker._rest()
         return tracker
+
+    @property
+    def reached(self) -> int:
+        """The number of steps of which the store had heard when the run was reopened, behind those that stand; 0 where there
+        are none."""
+        return max((step + 1 for key, step, _ in self._known if key.startswith(_OF_A_STEP)), default=0)
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""

@@ -146,6 +146,7 @@ def test_a_resumed_run_tells_nothing_twice_and_first_what_was_missing(tmp_path: 
     tracker.end("FAILED")
     assert tracker.trouble == "log_batch"
     again = Tracker.reopen(store, tracker.run_id, every_s=1.0, since=4)
+    assert (tracker.reached, again.reached) == (0, 7)
     run = store.client.get_run(tracker.run_id)
     assert (run.info.status, ERROR in run.data.tags) == ("RUNNING", False)
     for step in (4, 5):  # computed again
