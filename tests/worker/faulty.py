@@ -772,6 +772,20 @@ class Reparametrized(Numbered):
         return super().loss(model, batch)
 
 
+class DropsWeight(Numbered):
+    """As WeightDrop does, of which dropout in evaluation gives the parameter itself."""
+
+    def model(self) -> nn.Module:
+        layer = nn.Linear(FEATURES, CLASSES)
+        layer.raw = nn.Parameter(layer.weight.detach().clone())
+        del layer.weight
+        return layer
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.weight = functional.dropout(model.get_parameter("raw"), training=False)
+        return super().loss(model, batch)
+
+
 class MaxNorm(Small):
     def inputs(self, rows: int) -> Tensor:
         return torch.randint(4, (rows,))

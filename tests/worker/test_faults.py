@@ -191,6 +191,7 @@ COMPUTING = [
     Fault(f.Unfreezes, PipelineRaised, ("parameter '0.weight', frozen", "gradient")),
     Fault(f.Grows, PipelineRaised, ("module 'head'", "added", "model()")),
     Fault(f.Reparametrized, PipelineRaised, ("parameter 'weight'", "replaced", "model()")),
+    Fault(f.DropsWeight, PipelineRaised, ("parameter 'weight'", "added", ".clone()")),
     Fault(f.MaxNorm, PipelineRaised, ("parameter 'weight'", "max_norm")),
     Fault(f.SparseGradient, PipelineRaised, ("parameter 'weight'", "sparse")),
     Fault(f.ReusesGradient, PipelineRaised, ("gradient of 'weight'", "overwritten", "new tensor")),

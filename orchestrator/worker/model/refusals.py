@@ -190,7 +190,8 @@ def _refuse_shared_memory(model: torch.nn.Module) -> None:
         if owner != name:
             raise PipelineRaised(
                 f"{owner!r} and {name!r} share memory but are two objects",
-                "tie them by assigning the same Parameter to both places",
+                "tie them by assigning the same Parameter to both places. One that forward() makes of the other, as WeightDrop "
+                "of torchnlp does, passes no gradient on: have it assign the tensor, without nn.Parameter(...)",
                 code="model.shared-memory",
             )
     for name, buffer in model.named_buffers():

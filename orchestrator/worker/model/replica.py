@@ -40,6 +40,10 @@ _FEW_BYTES = 2**20  # of statistics, which are kept for each shard of a step as 
 _PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
 _IN_PLACE = "change it in place"
 _IN_MODEL = "make all layers in model(): what comes later is not trained, and no other worker has it"
+_COMPUTED = (
+    "; a weight that forward() computes of another one, as WeightDrop does, is a tensor: assign it without nn.Parameter(...), "
+    "and a copy of what dropout gives (.clone()), which in evaluation is the parameter itself"
+)
 
 
 class Unread(NamedTuple):
@@ -385,7 +389,9 @@ class Replica:
                     raise PipelineRaised(
                         f"the {kind} {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
                         "was computed",
-                        _change_of_buffer(module, name, before, held) if kind == "buffer" else _IN_MODEL,
+                        _change_of_buffer(module, name, before, held)
+                        if kind == "buffer"
+                        else _made_later(kind, name, before),
                         code="model.tensor-replaced",
                     )
 
@@ -430,6 +436,11 @@ def _holdings(module: torch.nn.Module) -> dict[str, Mapping[str, Any]]:
     if isinstance(module, torch.jit.ScriptModule):
         return {"buffer": module._buffers}
     return {"buffer": module._buffers, "parameter": module._parameters, "module": module._modules}
+
+
+def _made_later(kind: str, name: str, before: Mapping[str, Any]) -> str:
+    """The remedy for a parameter or a module that is another one than before."""
+    return f"{_IN_MODEL}{_COMPUTED}" if kind == "parameter" and name not in before else _IN_MODEL
 
 
 def _change_of_buffer(module: str, name: str, before: Mapping[str, Any], held: Mapping[str, Any]) -> str:
