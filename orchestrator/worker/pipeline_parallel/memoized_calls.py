@@ -4,17 +4,19 @@ A prefix runs on fake tensors, and each of its operations takes a hundred times 
 elements. So a module that was called before with arguments of these shapes is not run once more: its result is made from what
 is known.
 Not remembered are calls in which the border lies, which draw random numbers, or whose results are more than shapes; such a
-module runs, and the modules within it are remembered.
+module runs, and the modules within it are remembered. Neither are calls that leave the result of a module within elsewhere:
+hooks, lists and attributes may gather such results for the loss, as those of the routers of experts.
 
-It does not see what a module leaves in attributes. A tensor that is found there behind the border is of an earlier
+It does not see what else a module leaves in attributes. A tensor that is found there behind the border is of an earlier
 micro-batch, and has no value (`Stage.value_of`).
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -35,6 +37,7 @@ class Prefix(Protocol):
 
     counts: Counter[str]  # how often modules have been called so far
     own: bool  # whether the border has been reached
+    named: list[weakref.ref[FakeTensor]]  # results of modules that have been called so far
     operations: OperationNames  # with the calls that are open
     looking: OperationWatch | None  # None where no operation has a name that crosses
 
@@ -115,7 +118,10 @@ class MemoizedCalls:
             return forward(*args, **kwargs)
         if key not in self._known:
             self._kinds[name] += 1
-            result, self._known[key] = _recorded(prefix, leaves, lambda: forward(*args, **kwargs))
+            before = len(prefix.named)
+            result, recipe = _recorded(prefix, leaves, lambda: forward(*args, **kwargs))
+            if not _are_kept(prefix.named[before:], (*leaves, *tree_flatten(result)[0])):
+                self._known[key] = recipe
             return result
         recipe = self._known[key]
         return forward(*args, **kwargs) if recipe is None else self._made(recipe, leaves, prefix)
@@ -140,13 +146,15 @@ class _MemoizedCall:
     """In the place of a module's `forward`. A copy of the module has its own forward again."""
 
     def __init__(self, calls: MemoizedCalls, name: str, module: torch.nn.Module) -> None:
-        self._calls, self._name = calls, name
+        self._calls, self._name = weakref.ref(calls), name  # weakly: who looks for state in the model goes no further
         self.module, self.forward = module, module.forward
         self.any_value = type(module).__module__.startswith("torch.nn.modules.") and not [*module.children()]
         functools.update_wrapper(self, module.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calls.call(self._name, self, args, kwargs)
+        calls = self._calls()
+        assert calls is not None
+        return calls.call(self._name, self, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The `forward` of the copy of the module."""
@@ -183,6 +191,13 @@ def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tupl
         else:
             return result, None
     return result, _Recipe(tuple(leaves), spec, prefix.counts - before)
+
+
+def _are_kept(named: Sequence[weakref.ref[FakeTensor]], known: Sequence[Any]) -> bool:
+    """Whether any of these results is still referred to, other than by what the caller has. One may be by a view, too, where
+    its shape was computed for the first time; so the next call asks again."""
+    ids = {id(each) for each in known}
+    return any(each is not None and id(each) not in ids for each in (reference() for reference in named))
 
 
 def _signature(name: str, module: torch.nn.Module, leaves: list[Any], spec: str, *, any_value: bool) -> Any:

@@ -13,6 +13,7 @@ It does not seed, send, decide what crosses (`cuts.py`), or keep a shard's buffe
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -94,6 +95,7 @@ class _Walk:
         self.own = came is None
         self.found: Generators | None = None
         self.counts: Counter[str] = Counter()
+        self.named: list[weakref.ref[FakeTensor]] = []
         self.values: dict[Key, torch.Tensor] = {}
         self.arrivals: list[dict[str, torch.Tensor] | None] = []
         operation_keys = frozenset(filter(is_of_operation, names))
@@ -294,6 +296,7 @@ class Stage:
                 if type(leaf) is FakeTensor:
                     if leaf.key is None:
                         leaf.key = (name, walk.counts[name], i)
+                    walk.named.append(weakref.ref(leaf))
                 elif walk.own and (key := (name, walk.counts[name], i)) in self._kept[walk.way]:
                     walk.values.setdefault(key, leaf)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.numerics import streams
+from orchestrator.worker.admission import state_detection
 from orchestrator.worker.pipeline_parallel.all_stages import WholeModel
 from orchestrator.worker.pipeline_parallel.cuts import Way, cut
 from orchestrator.worker.pipeline_parallel.replay import Stage
@@ -83,6 +84,46 @@ class Kept(nn.Module):
         return hidden + self.keeps.kept
 
 
+class Router(nn.Module):
+    """Gives what a layer within has given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.own = Router(), Counted("expert")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.own(x) * self.router(x)
+        return out
+
+
+class Gathered(nn.Module):
+    """The loss has what hooks have gathered from routers, as in mixtures of experts of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(Expert(), Expert()) for _ in range(3)])
+        self.gathered: list[Tensor] = []
+        for module in self.modules():
+            if isinstance(module, Router):
+                module.register_forward_hook(lambda _module, _args, out: self.gathered.append(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gathered.clear()
+        for block in self.blocks:
+            x = block(x)
+        return x + sum(logits**2 for logits in self.gathered)
+
+
 def _bits(model: nn.Module, whole: WholeModel | None, x: Tensor) -> list[Tensor]:
     def call() -> Tensor:
         loss: Tensor = (model(x) ** 2).mean()
@@ -118,6 +159,17 @@ def test_a_module_before_the_border_runs_once_for_each_kind_of_arguments() -> No
     assert RUNS["draws"] == 3 + 4, "what draws is run each time"
     whole.close()
     assert not [module for module in model.modules() if "forward" in vars(module)]
+
+
+def test_results_that_hooks_gather_are_gathered_in_each_micro_batch() -> None:
+    model, inputs = Gathered(), [torch.randn(3, 6) for _ in range(4)]
+    expected = [_bits(model, None, x) for x in inputs]
+    whole = _cut(model, inputs[0], "blocks.1", "blocks.2")
+    found = [_bits(model, whole, x) for x in inputs]
+    assert [[*map(torch.equal, *each)] for each in zip(found, expected, strict=True)] == [[True] * len(expected[0])] * 4
+    assert len(expected[0]) == 1 + len(list(model.parameters()))
+    assert not [place for place in state_detection.look({"model": model}, model) if ".forward." in place]
+    whole.close()
 
 
 def test_what_a_module_keeps_has_no_value_of_an_earlier_micro_batch() -> None:
