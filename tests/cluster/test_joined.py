@@ -45,6 +45,17 @@ def test_a_head_that_is_called_in_vain_five_times_in_a_row_is_gone(monkeypatch: 
     assert ray.trouble() == f"the head of the Ray at 127.0.0.1:{port} is gone: 5 calls in a row were in vain"
 
 
+def test_who_calls_the_head_asks_ray_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray waits without end for a head that goes at that moment: the loss was seen by nobody, and a minute later Ray ended the
+    driver."""
+    monkeypatch.setattr(joined, "_draining_nodes", lambda _known: pytest.fail("it waits for Ray"))
+    with listening() as head:
+        ray = JoinedRay(f"127.0.0.1:{head.getsockname()[1]}")
+        call(ray, 1, monkeypatch)
+    call(ray, 5, monkeypatch)
+    assert ray.is_headless
+
+
 def test_a_head_whose_name_is_gone_with_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a service of Kubernetes: nobody was told, and Ray ended the driver after a minute."""
     ray, nobody = JoinedRay("localhost:1"), "Name or service not known"

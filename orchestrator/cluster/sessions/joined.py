@@ -69,8 +69,9 @@ class JoinedRay:
                 code="ray.not-joined",
             ) from error
         self._raylet = _pidfd_of_raylet()
-        # A thread, because a host that is gone lets its callers wait.
-        threading.Thread(target=self._call_head, name="head", daemon=True).start()
+        # Threads, because a host that is gone lets its callers wait; two, because Ray's own client waits for it without end.
+        for watch, name in ((self._call_head, "head"), (self._ask_for_draining, "draining nodes")):
+            threading.Thread(target=watch, name=name, daemon=True).start()
         return self
 
     @property
@@ -92,7 +93,7 @@ class JoinedRay:
         return Diagnosis()
 
     def draining(self) -> Mapping[str, float | None]:
-        """As of the last call of the head."""
+        """As of the last answer of the head."""
         return self._draining
 
     def _call_head(self) -> None:
@@ -102,6 +103,10 @@ class JoinedRay:
                 self._in_vain = 0
             except OSError as error:
                 self._in_vain += _tells_of_the_other_side(error)
+
+    def _ask_for_draining(self) -> None:
+        while not self._over.wait(_CALL_S):
+            if self._in_vain:
                 continue
             with self._asking:
                 if RAY.is_here and not self._over.is_set():
