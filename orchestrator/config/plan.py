@@ -12,7 +12,7 @@ It needs neither torch nor Ray nor the user's code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -186,6 +186,11 @@ class Members:
     def total(self, workers: int) -> int:
         """Processes, with so many workers."""
         return workers + self.spares + self.servers
+
+    def within(self, room: int) -> Members:
+        """The same, started with no more processes than there is room for, as far as the run goes on with so few."""
+        start = max(self.least, min(self.start, room - self.servers))
+        return replace(self, start=start, spares=max(0, min(self.spares, room - self.servers - start)))
 
 
 @dataclass(frozen=True)

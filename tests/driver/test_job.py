@@ -8,6 +8,7 @@ import resource
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from orchestrator.driver.run import job
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Job
 from orchestrator.driver.run.startup import RunStart, requirements
+from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import RunFailed
 
@@ -78,6 +80,37 @@ def test_a_driver_that_may_start_no_further_thread_says_which_limits_to_raise(mo
     assert isinstance(outcome.error, RunFailed)
     assert (outcome.error.code, record.closed) == ("run.no-threads", [outcome])
     assert "pids.max" in outcome.error.remedy
+
+
+@pytest.mark.parametrize(
+    ("cluster", "begun", "spares"),
+    [
+        ({"workers": 4}, 3, 0),
+        ({"workers": 2, "spares": 2}, 2, 1),
+        ({"workers": {"min": 4, "max": 5}}, 4, 0),  # fewer would pause
+        ({"workers": 4, "stages": 4}, 4, 0),
+    ],
+)
+def test_who_has_taken_over_begins_with_the_workers_that_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], begun: int, spares: int
+) -> None:
+    """A node was lost with the driver: the run was refused, though it goes on with fewer workers where they alone are lost."""
+    speeds = ["10.0.0.1=0.5", "10.0.0.2=0.5"]
+    chosen = {"address": "10.0.0.1:1", "speeds": speeds, **cluster}
+    settings = load(
+        [{"run": {"steps": 1}, "pipeline": {"target": "a:B"}, "data": {"shards": 8}, "cluster": chosen}], []
+    )
+    plan = resolve(settings)
+    monkeypatch.setattr(job, "living_nodes", lambda: [Node("1a", "10.0.0.1", {"CPU": 3.0})])
+    display: Any = SimpleNamespace(say=lambda _: None)
+    asked = Job(settings, plan, Path(), Audience(display), PendingSignal())
+    run_start = RunStart(requirements(plan))
+    assert asked._after_a_loss(run_start) == (asked, run_start)
+    found, start = asked._after_a_loss(replace(run_start, taken_over=TakenOver(4711, 0.0)))
+    members = found.plan.cluster.members
+    assert start.requirements.members == members
+    assert (members.start, members.spares, members.most) == (begun, spares, plan.cluster.members.most)
+    assert list(found.plan.cluster.speeds) == ["10.0.0.1"]
 
 
 def test_a_fault_of_ours_leaves_no_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

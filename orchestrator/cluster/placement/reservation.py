@@ -129,6 +129,12 @@ class ActorSlot:
     options: Mapping[str, Any]
 
 
+def room(need: Need, nodes: Sequence[Node]) -> int:
+    """How many such members these nodes hold when nothing else runs there."""
+    rooms = [node.holds(need) for node in nodes]
+    return max(rooms, default=0) if need.together else sum(rooms)
+
+
 def lack(need: Need, nodes: Sequence[Node]) -> str | None:
     """Why these nodes can never give what is needed, or None when they can."""
     for site, count in need.sites.items():
@@ -139,8 +145,7 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
             f"cluster.accelerator_type: no node of this Ray has a GPU of type {need.card}; there is "
             f"{', '.join(sorted({kind for node in nodes for kind in node.card_types})) or 'none of any type'}"
         )
-    rooms = [node.holds(need) for node in nodes]
-    if (max(rooms, default=0) if need.together else sum(rooms)) >= need.members:
+    if room(need, nodes) >= need.members:
         return None
     told = f"the run needs {need}, more than this Ray has: {_listed(nodes)}"
     if 0 < need.gpus < 1 and any(node.resources.get("GPU") for node in nodes):

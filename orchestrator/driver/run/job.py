@@ -40,6 +40,7 @@ from orchestrator.cluster.placement.reservation import (
     has_room_for,
     living_nodes,
     reserved,
+    room,
     wishes,
 )
 from orchestrator.cluster.sessions import RaySession, environment
@@ -232,7 +233,9 @@ class Job:
             with contextlib.ExitStack() as held:
                 began, begun = time.time(), threading.Event()
                 restores = run_start.requirements.checkpoint is not None
-                actor_slots, node_check = self._actor_slots(held, ray.trouble, opening, begun, restores=restores)
+                job, run_start = self._after_a_loss(run_start)
+                plan = job.plan
+                actor_slots, node_check = job._actor_slots(held, ray.trouble, opening, begun, restores=restores)
                 credentials = make_credentials() if plan.exchange.tls else None
                 members = held.enter_context(
                     Members(plan, secrets.token_bytes(32), credentials, self._driver_handle(ray), ray.trouble)
@@ -245,7 +248,23 @@ class Job:
                 phases.note("start of members", began, time.time())
                 with phases.of("wait for the record"):
                     record = opening.result()
-                return self._drive(startup, record, ray)
+                return job._drive(startup, record, ray)
+
+    def _after_a_loss(self, run_start: RunStart) -> tuple[Job, RunStart]:
+        """As a driver begins that has taken over by itself: nodes may be lost with the last one, and nobody is there who would
+        ask for less. Workers for whom there is no room yet join later."""
+        cluster = self.plan.cluster
+        if run_start.taken_over is None or cluster.address is None or self.plan.data.sites:
+            return self, run_start
+        nodes, each = living_nodes(), Need(1, cluster.cpus, cluster.gpus, cluster.together, card=cluster.card_type)
+        members = cluster.members.within(room(each, nodes))
+        if members.start < cluster.members.start:
+            self.display.say(f"note: this Ray has room for {members.start} of {cluster.members.start} workers now")
+        addresses = {node.address for node in nodes}
+        speeds = {address: speed for address, speed in cluster.speeds.items() if address in addresses}
+        plan = replace(self.plan, cluster=replace(cluster, members=members, speeds=speeds))
+        requirements = replace(run_start.requirements, members=members)
+        return replace(self, plan=plan), replace(run_start, requirements=requirements)
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> RunOutcome:
         plan, tracker = self.plan, record.tracker
