@@ -18,7 +18,8 @@ from orchestrator.errors import CheckpointDamaged
 
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d{12})\.json")
-_OF_THE_EXECUTION = ("save_due", "kept")  # of a run state: which checkpoints are written and stay
+# of a run state: which checkpoints are written and stay, and what follows from the settings
+_BESIDE = ("save_due", "kept", "watched")
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
@@ -103,7 +104,7 @@ class Manifest:
         """A digest of what training goes on with, whoever wrote it: equal states have equal digests, whatever the layout."""
         tensors = {name: vars(entry) for blob in self.blobs for name, entry in blob.tensors.items()}
         values = {key: _unordered(value) for key, value in self.values.items() if key != "run_state"}
-        run_state = [pair for pair in self.values["run_state"]["dict"] if pair[0] not in _OF_THE_EXECUTION]
+        run_state = [pair for pair in self.values["run_state"]["dict"] if pair[0] not in _BESIDE]
         return _digest({"tensors": tensors, "values": values, "run_state": _unordered({"dict": run_state})})
 
     def to_json(self) -> bytes:

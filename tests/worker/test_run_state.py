@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -71,6 +72,24 @@ def test_a_run_that_begins_where_another_was_stopped_early_has_its_patience_anew
         run_state = run_state.evaluated({"validation/loss": loss})
     assert run_state.stopped_early
     assert not run_state.begun().stopped_early
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("metric", ["validation/loss", "validation/accuracy"])
+def test_another_metric_is_not_compared_with_the_best_value_of_the_one_before(
+    metric: str, mode: Literal["min", "max"]
+) -> None:
+    """It matters to a run that begins with the state of another. The rate stays as low as it is by then."""
+    run_state = START
+    for loss in (1.0, 2.0, 3.0, 4.0):
+        run_state = run_state.evaluated({"validation/loss": loss})
+    assert (START.plateau, START.stopping) != (None, None)
+    watched = MonitoredMetric(metric, 3, mode)
+    fresh = replace(START, plateau=Patience(watched), stopping=Patience(watched))
+    plateau = fresh.resumed(json.loads(json.dumps(run_state.as_dict()))).plateau
+    assert plateau is not None
+    is_same = watched == MonitoredMetric("validation/loss", 3, "min")
+    assert (plateau.best, plateau.waited, plateau.exhausted) == ((1.0, 0, 1) if is_same else (None, 0, 1))
 
 
 def test_patience_runs_out_by_what_was_seen() -> None:

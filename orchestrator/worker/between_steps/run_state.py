@@ -191,8 +191,16 @@ class RunState:
             "unpublished": list(self.unpublished),
             "stopping": _patience_as_dict(self.stopping),
             "plateau": _patience_as_dict(self.plateau),
+            **({"watched": watched} if (watched := self._watched()) else {}),
             **({} if self.free is None else {"free": self.free.as_dict()}),
             **self._kept_checkpoints(),
+        }
+
+    def _watched(self) -> dict[str, list[str]]:
+        """By what counts its patience, the metric and whether less of it is better: another run may begin here."""
+        patient = {"stopping": self.stopping, "plateau": self.plateau}
+        return {
+            name: [each.monitored.metric, each.monitored.mode] for name, each in patient.items() if each is not None
         }
 
     def _kept_checkpoints(self) -> dict[str, Any]:
@@ -209,7 +217,8 @@ class RunState:
 
     def resumed(self, values: Mapping[str, Any]) -> RunState:
         """The run state that `as_dict` or `for_transfer` described, in a run of this plan."""
-        kept = values.get("kept", {})
+        kept, own, theirs = values.get("kept", {}), self._watched(), values.get("watched", {})
+        others = {name for name in own if theirs.get(name, own[name]) != own[name]}
         return replace(
             self,
             grid=Grid(tuple(values["grid"]), self.grid.shards),
@@ -217,8 +226,8 @@ class RunState:
             evaluation_due=values["evaluation_due"],
             save_due=values["save_due"],
             unpublished=tuple(values["unpublished"]),
-            stopping=_resumed(self.stopping, values["stopping"]),
-            plateau=_resumed(self.plateau, values["plateau"]),
+            stopping=_resumed(self.stopping, values["stopping"], is_other="stopping" in others),
+            plateau=_resumed(self.plateau, values["plateau"], is_other="plateau" in others),
             free=None if self.free is None else Clocks.from_dict(values["free"]),
             second_vote=tuple(tuple(agreed) for agreed in values.get("second_vote", ())),
             best=None if self.best is None else self.best.resumed(kept.get("best", ())),
@@ -239,9 +248,12 @@ def _patience_as_dict(patience: Patience | None) -> dict[str, Any] | None:
     return {"best": best, "waited": patience.waited, "exhausted": patience.exhausted, **cooling}
 
 
-def _resumed(patience: Patience | None, values: Mapping[str, Any] | None) -> Patience | None:
+def _resumed(patience: Patience | None, values: Mapping[str, Any] | None, *, is_other: bool) -> Patience | None:
+    """is_other: whether another metric was watched, whose values say nothing of this one."""
     if patience is None or values is None:
         return patience
+    if is_other:
+        return replace(patience, exhausted=values["exhausted"])
     best = None if values["best"] is None else float.fromhex(values["best"])
     counts = {name: values.get(name, 0) for name in ("waited", "exhausted", "cooling")}
     return replace(patience, best=best, **counts)
