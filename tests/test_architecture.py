@@ -109,6 +109,7 @@ ROOMS = {
         "control_groups",
         "descriptors",
         "kernel_calls",
+        "listings",
     ],
 }
 ONLY_ROOM = {

@@ -31,6 +31,7 @@ import torch
 
 from orchestrator.adapters import table
 from orchestrator.adapters.source import Source
+from orchestrator.common import listings
 from orchestrator.common.child import Messages, Start, Started, parent
 from orchestrator.common.distributions import is_of_python
 from orchestrator.common.frames import file_of
@@ -406,6 +407,7 @@ def upcoming(step: int, shard: int, shards: Sequence[int], rounds: range, indice
 
 def main() -> None:
     signal.signal(signal.SIGINT, disregarded)  # the worker, which heeds none either, ends it
+    listings.by_name()
     with contextlib.suppress(BrokenPipeError):
         _serve(parent())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,56 @@ def test_declared_variables_and_inputs_pass_strict(project: Project, service: st
     assert done.code == 0, done.err
     assert service not in done.err
     assert "note: SCALE" not in done.err
+
+
+LISTING = """\
+import glob
+import torch
+from orchestrator import Pipeline
+
+
+class Listed:
+    def __init__(self):
+        self.found = glob.glob("data/*")
+
+    def __len__(self):
+        return len(self.found)
+
+    def __getitem__(self, index):
+        if glob.glob("data/*") != sorted(self.found):
+            raise ValueError("not by name")
+        return torch.tensor([float(len(self.found[index]))])
+
+
+class Listing(Pipeline):
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def datasets(self):
+        return Listed(), None
+
+    def loss(self, model, batch):
+        return model(batch).mean()
+"""
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_folders_are_listed_by_name_in_workers_and_loaders(tmp_path: Path, loaders: int) -> None:
+    made = Project(tmp_path / "project")
+    (made.path / "data").mkdir(parents=True)
+    for number in random.sample(range(64), 64):
+        (made.path / "data" / f"{number:03}").touch()
+    found = [*(made.path / "data").iterdir()]
+    assert found != sorted(found)
+    (made.path / "listing.py").write_text(LISTING)
+    (made.path / "conf.yaml").write_text(
+        "run: {steps: 2}\npipeline: {target: 'listing:Listing'}\noptimizer: {name: sgd, lr: 0.1}\n"
+        f"data: {{shards: 1, batch_size: 8, loaders: {loaders}}}\ncluster: {{workers: 1}}\n"
+    )
+    made.commit()
+    done = made.run("conf=conf.yaml")
+    assert done.code == 0, done.err
+    assert made.leftovers() == []
 
 
 def test_code_that_goes_to_another_folder_is_still_the_projects(project: Project) -> None:

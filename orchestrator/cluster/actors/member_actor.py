@@ -30,7 +30,7 @@ from orchestrator.cluster.actors.fault_injection import inject
 from orchestrator.cluster.actors.host_turns import HostTurns
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.reporter import Reporter, beat_s, begin
-from orchestrator.common import card_faults, once, shadowing
+from orchestrator.common import card_faults, listings, once, shadowing
 from orchestrator.common.processes import disregarded, handle
 from orchestrator.controller.fault_injection import Kind
 from orchestrator.records import phases
@@ -118,6 +118,7 @@ class MemberActor:
         phases.began("process of Ray", role)
         disregard_signals()
         _hide_gpus()
+        listings.by_name()
         os.environ.update(secrets[2])
         from orchestrator.worker.member.crash_record import CrashRecord
         from orchestrator.worker.member.heartbeat import Heartbeat

@@ -32,6 +32,7 @@ import torch
 from orchestrator.adapters import table
 from orchestrator.adapters.adapted import Adapted, Course, Told
 from orchestrator.adapters.source import Source
+from orchestrator.common import listings
 from orchestrator.common.child import Child, Messages, Start, Started, parent
 from orchestrator.config.plan import Plan
 from orchestrator.errors import OrchestratorError, PipelineRaised
@@ -292,6 +293,7 @@ def _serve(worker: Messages) -> None:
 
 
 def main() -> None:
+    listings.by_name()
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         _serve(parent())
 

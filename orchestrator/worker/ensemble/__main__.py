@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.adapters import table
+from orchestrator.common import listings
 from orchestrator.common.values import Steps
 from orchestrator.config.plan import Compute, Data, Run
 from orchestrator.errors import Inconsistent, OrchestratorError
@@ -56,6 +57,7 @@ def _no_loss(weights: object) -> float:  # noqa: ARG001
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # who asked says that it was interrupted
+    listings.by_name()
     request, told = Path(sys.argv[1]), Path(sys.argv[2])
     if "" not in sys.path:
         sys.path.insert(0, "")
