@@ -21,10 +21,11 @@ from torch.utils.hooks import RemovableHandle
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.shape_kernels import leave_the_compiler_out
 
-# Functions that read the value of a tensor into Python.
+# Functions that read the value of a tensor into Python, or into a shape.
 VALUE_READS: Final = frozenset(
     {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "numpy", "__array__", "nonzero"}
     | {"__contains__", "equal", "allclose", "is_nonzero", "unique", "argwhere", "data_ptr"}
+    | {"unique_consecutive", "bincount", "combinations", "_pack_padded_sequence", "_pad_packed_sequence"}
 )
 # Functions that ask about a tensor and need no value.
 ABOUT: Final = frozenset(
@@ -168,9 +169,19 @@ def read_by(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[A
         return [entry for entry in entries if isinstance(entry, torch.Tensor) and entry.dtype in _MASKS]
     if name == "masked_select":
         return [kwargs["mask"] if "mask" in kwargs else args[-1]]
-    return tree_flatten((tuple(args), dict(kwargs)))[0] if name in VALUE_READS else []
+    is_read = name in VALUE_READS or (name in _SIZED_BY_VALUES and _SIZED_BY_VALUES[name](*args, **kwargs))
+    return tree_flatten((tuple(args), dict(kwargs)))[0] if is_read else []
 
 
+# Functions whose result has a shape by values of what they are given, with these arguments.
+_SIZED_BY_VALUES: Final[Mapping[str, Callable[..., bool]]] = {
+    "where": lambda *args, **kwargs: len(args) + len(kwargs) == 1,
+    "one_hot": lambda *args, **kwargs: (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1,
+    "repeat_interleave": lambda *args, **kwargs: (
+        kwargs.get("output_size") is None
+        and (len(args) + len(kwargs) == 1 or isinstance(kwargs.get("repeats", [*args, None][1]), torch.Tensor))
+    ),
+}
 _MASKS: Final = (torch.bool, torch.uint8)
 _SELECTIONS: Final = ("__getitem__", "masked_select")
 

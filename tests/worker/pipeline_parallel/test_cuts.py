@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.utils import rnn
 
 from orchestrator.worker.pipeline_parallel.cuts import activations, choose, cut
 from orchestrator.worker.pipeline_parallel.survey import survey
@@ -82,6 +85,28 @@ class ByItself(nn.Module):
         return self.second(x[x.sum(1) > -9])
 
 
+class Shaped(nn.Module):
+    """The input of its second layer has a shape by values that the first one gives."""
+
+    def __init__(self, shaped: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.shaped = shaped
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.second(self.shaped(self.first(x))))
+
+
+SHAPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "where()": lambda x: x[torch.where(x.sum(1) > -9)[0]],
+    "unique_consecutive()": lambda x: x[: len(torch.unique_consecutive(x.long()))],
+    "bincount()": lambda x: x[: len(torch.bincount(x.abs().long().flatten()))],
+    "repeat_interleave()": lambda x: x.repeat_interleave(x.abs().sum(1).long() + 1, 0),
+    "one_hot()": lambda x: x[: functional.one_hot(x.abs().long()).shape[-1]],
+    "_pack_padded_sequence()": lambda x: rnn.pack_padded_sequence(x[None], torch.tensor([2]), batch_first=True).data,
+}
+
+
 class Differentiating(nn.Module):
     """Its output is what its middle layer changes by with its input, as a force is of an energy."""
 
@@ -147,6 +172,13 @@ REFUSED = {
         "activation checkpoint",
     ),
 }
+
+
+@pytest.mark.parametrize("by", SHAPED)
+def test_no_stage_begins_where_a_shape_before_follows_from_values(by: str) -> None:
+    case = Case(lambda: Shaped(SHAPED[by]), squares, BATCH, ())
+    with refused("stages.border-barred", by):
+        cuts_of(case, ("second",))
 
 
 @pytest.mark.slow
