@@ -34,6 +34,8 @@ class Scan:
     stamps: Mapping[str, int] = field(default_factory=dict, compare=False)
     # the entries that are pointers of git-lfs, whose content is elsewhere
     pointers: tuple[str, ...] = field(default=(), compare=False)
+    # relative paths of the folders that hold nothing, which are no part of the hash
+    empty: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def md5(self) -> str:
@@ -62,7 +64,8 @@ def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5)
             {"": _md5_of_file(path, kind)}, status.st_size, True, stamps={"": _stamp(status)}, pointers=pointers
         )
     entries, stamps, size, seen, pointing = {}, {}, 0, 0, []
-    for file, found in _walk(path, ignore):
+    empty: list[str] = []
+    for file, found in _walk(path, ignore, empty):
         name = file.relative_to(path).as_posix()
         stamps[name] = _stamp(found)  # before it is read
         entries[name] = _md5_of_file(file, kind)
@@ -71,7 +74,8 @@ def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5)
             pointing.append(name)
     if ignore is not None:
         seen = sum(1 for _ in _walk(path, None))
-    return Scan(entries, size, False, max(0, seen - len(entries)), stamps, tuple(pointing))
+    ignored = max(0, seen - len(entries))
+    return Scan(entries, size, False, ignored, stamps, tuple(pointing), tuple(sorted(empty)))
 
 
 def scan_input(project: Path, path: str, kind: str = MD5) -> Scan:
@@ -129,12 +133,17 @@ def _stamp(status: os.stat_result) -> int:
     return hash((status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
 
 
-def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, os.stat_result]]:
-    """The files at `path`, links followed; a link to a folder that it lies in is not entered again. Raises OSError."""
+def _walk(
+    path: Path, ignore: dvc_files.Ignore | None, empty: list[str] | None = None
+) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files at `path`, links followed; a link to a folder that it lies in is not entered again. empty: gets the folders
+    below that hold nothing, relative to it. Raises OSError."""
     for folder, below, files in os.walk(path, onerror=out_of_reach, followlinks=True):
         if ignore is not None:
             below[:], files = ignore(folder, below, files)
         below[:] = [name for name in below if name not in _NO_DATA and not turns_back(path, Path(folder, name))]
+        if empty is not None and not below and not files and Path(folder) != path:
+            empty.append(Path(folder).relative_to(path).as_posix())
         for name in (name for name in files if name not in _NO_DATA):
             file = Path(folder, name)
             if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):

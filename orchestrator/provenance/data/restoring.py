@@ -74,6 +74,8 @@ def restore(
             f"type the command where DVC's cache or a remote has them, or bring those bytes back to their place{again}",
             code="dvc.not-restored",
         )
+    for job in jobs:
+        job.make_empty_folders()
     _hide(top or target, (target / (job.item.place or job.item.path) for job in jobs if job.is_brought))
     return [Restored(job.item.path, str(job.source), tuple(job.notes)) for job in jobs]
 
@@ -170,6 +172,13 @@ class _Job:
         if self.item.in_code and not self.item.outs:
             self.reasons.append("the code's snapshot brings other bytes (git may convert line ends)")
         return False
+
+    def make_empty_folders(self) -> None:
+        """A pipeline may count the folders of its data."""
+        for name in self.item.empty:
+            path = os.path.normpath(Path(self.item.path, name))
+            if not leads_out(name) and not self._leads_outside(path):
+                (self.target / path).mkdir(parents=True, exist_ok=True)
 
     def _there(self) -> str:
         """The state of an input outside of the repository, in words."""

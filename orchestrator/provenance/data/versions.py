@@ -42,6 +42,7 @@ class Input:
     ignored: int = 0  # how many files `.dvcignore` leaves out of the hash
     # of a manifest (`files.json`), how many files that lists, and how many bytes these have; None of another file
     lists: tuple[int, int] | None = None
+    empty: tuple[str, ...] = ()  # the folders in it that hold nothing, relative to it: neither DVC nor git keeps them
     is_outside: bool = False  # whether it lies, or a link to it leads, where `dvc add` of this project takes nothing
 
     @property
@@ -75,7 +76,8 @@ class Input:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; `from_dict` reads it back."""
-        return {**asdict(self), "outs": [out.as_dict() for out in self.outs], "loose": list(self.loose)}
+        names = {"loose": list(self.loose), "empty": list(self.empty)}
+        return {**asdict(self), "outs": [out.as_dict() for out in self.outs], **names}
 
 
 def from_dict(record: Mapping[str, Any]) -> Input:
@@ -84,7 +86,8 @@ def from_dict(record: Mapping[str, Any]) -> Input:
     values = {name: value for name, value in record.items() if name in known}
     outs = tuple(Out(**out) for out in record.get("outs", ()))
     lists = None if values.get("lists") is None else tuple(values["lists"])
-    return Input(**{**values, "outs": outs, "loose": tuple(record.get("loose", ())), "lists": lists})
+    names = {name: tuple(record.get(name, ())) for name in ("loose", "empty")}
+    return Input(**{**values, "outs": outs, "lists": lists, **names})
 
 
 def look_up(project: Path, scans: Mapping[str, Scan]) -> list[Input]:
@@ -117,6 +120,7 @@ def _look_up(project: Path, path: str, scan: Scan, known_outs: list[Out], storag
         remotes=storage.remotes if storage else None,
         loose=tuple(sorted(loose)),
         ignored=scan.ignored,
+        empty=scan.empty,
         lists=_lists(project / path) if scan.is_file else None,
         is_outside=_is_outside(project, path),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from orchestrator.data.files.index import index
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance.data import hashing
+from orchestrator.provenance.data import hashing, versions
 from orchestrator.provenance.data.restoring import Restored, lend_listed, lend_storage, restore
 from orchestrator.provenance.data.versions import Input
 from tests.provenance.code.repositories import tree_id
@@ -146,6 +147,20 @@ def test_a_folder_without_files_is_made(tracked: Path, tmp_path: Path) -> None:
     (tracked / "empty").rmdir()
     restore(work_tree(tracked, tmp_path / "w"), [item], tracked)
     assert list((tmp_path / "w" / "empty").iterdir()) == []
+
+
+def test_folders_that_hold_nothing_are_made(tracked: Path, tmp_path: Path) -> None:
+    """A pipeline may take its classes from the folders of its data: without one all others have another number."""
+    for name in ("b/c", "z"):
+        (tracked / "data" / "imgs" / name).mkdir(parents=True)
+    (item,) = capture(tracked, ["data/imgs"])
+    assert item.empty == ("b/c", "z")
+    assert versions.from_dict(json.loads(json.dumps(item.as_dict()))) == item
+    harmful = replace(item, empty=(*item.empty, "../../../outside", str(tmp_path / "outside")))
+    restore(work_tree(tracked, tmp_path / "w"), [harmful], tracked)
+    found = tmp_path / "w" / "data" / "imgs"
+    assert list((found / "b" / "c").iterdir()) == list((found / "z").iterdir()) == []
+    assert not (tmp_path / "outside").exists()
 
 
 def test_files_that_came_since_do_not_count_where_those_of_the_run_are_known(tracked: Path, tmp_path: Path) -> None:
