@@ -6,7 +6,7 @@ import contextlib
 import errno
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +111,30 @@ def test_who_has_taken_over_begins_with_the_workers_that_there_is_room_for(
     assert start.requirements.members == members
     assert (members.start, members.spares, members.most) == (begun, spares, plan.cluster.members.most)
     assert list(found.plan.cluster.speeds) == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize(("uri", "looks"), [("http://10.0.0.9:5000", True), (None, False)])
+def test_a_driver_looks_whether_it_still_has_its_run_where_others_may_go_on_with_it(
+    monkeypatch: pytest.MonkeyPatch, uri: str | None, looks: bool
+) -> None:
+    """A user resumed a run whose driver had lost its raylet, and the head went on with it: the record had the trace of the one,
+    and the digest of the other."""
+    held: list[str] = []
+
+    @contextlib.contextmanager
+    def hold(_store: object, run_id: str, _release: object) -> Iterator[None]:
+        held.append(run_id)
+        yield
+
+    monkeypatch.setattr(job, "hold_lease", hold)
+    settings = load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], [])
+    supervision: Any = SimpleNamespace(release=lambda: None)
+    display: Any = SimpleNamespace(say=lambda _: None)
+    resumed = Job(settings, resolve(settings), Path(), Audience(display), PendingSignal(), supervision=supervision)
+    record: Any = SimpleNamespace(tracker=SimpleNamespace(run_id="4e8d"), store=SimpleNamespace(uri=uri))
+    private: Any = SimpleNamespace()
+    with resumed._with_failover(record, private):
+        assert held == ["4e8d"] * looks
 
 
 def test_a_fault_of_ours_leaves_no_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

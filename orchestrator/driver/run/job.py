@@ -75,7 +75,7 @@ from orchestrator.driver.run.session import Session
 from orchestrator.driver.run.startup import NodeCheck, RunStart, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.run.unrecorded import unrecorded, without_threads
-from orchestrator.driver.supervision import Supervision, headless, remote_failover, supervisor, taken_over
+from orchestrator.driver.supervision import Supervision, headless, remote_failover, supervisor
 from orchestrator.driver.supervision.leader_lease import hold_lease
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
@@ -454,8 +454,7 @@ class Job:
         run_id, store = record.tracker.run_id, record.store
         task = self._failover_task(self.supervision, record) if isinstance(ray, JoinedRay) else None
         with contextlib.ExitStack() as held:
-            follows = not isinstance(ray, JoinedRay) and taken_over() is not None and is_server(store.uri)
-            if task is not None or follows:
+            if is_server(store.uri):  # its user and another machine may both go on with a run whose driver has ended
                 held.enter_context(hold_lease(store, run_id, self.supervision.release))
             if task is not None:
                 record.has_failover = True
