@@ -11,8 +11,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
+import marshal
 import os
+import struct
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,9 +33,10 @@ from orchestrator.provenance.code.worktree import WorkTree
 from orchestrator.records import redaction
 from orchestrator.records.input_audit import is_below
 
-Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere", "package"]
+Kind = Literal["snapshot", "changed", "outdated", "left out", "repository", "shadowing", "elsewhere", "package"]
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _NAMES_SHOWN = 3
+_32 = 2**32 - 1
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _NOTEBOOK = ".ipynb"
 _CODE = (".py", _NOTEBOOK)
@@ -63,6 +67,7 @@ class Loaded:
     repository: Repository | None  # that the file lies in; None where it lies in none
     tracked: bool  # whether its repository tracks it
     packaged: bool = False  # whether an installed distribution has it, which lies in the project
+    outdated: bool = False  # whether Python takes it from a compilation of another text
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -226,7 +231,9 @@ def _finding(module: Loaded, work: WorkTree) -> Finding:
         entry = work.entries.get(os.fsencode(path))
         if entry is None:
             return Finding("package" if module.packaged else "left out", module, path)
-        return Finding("snapshot" if entry.id == module.ids[work.algorithm] else "changed", module, path)
+        if entry.id != module.ids[work.algorithm]:
+            return Finding("changed", module, path)
+        return Finding("outdated" if module.outdated else "snapshot", module, path)
     repository = module.repository
     if repository is None:
         return Finding("elsewhere", module, None)
@@ -244,7 +251,7 @@ def _path_in(module: Loaded, work: WorkTree) -> str | None:
 
 def _import_root(finding: Finding) -> str | None:
     """The folder of the snapshot's tree that was on the search path for a module: its path without its name."""
-    if finding.kind not in ("snapshot", "shadowing") or finding.path is None:
+    if finding.kind not in ("snapshot", "outdated", "shadowing") or finding.path is None:
         return None
     path = PurePosixPath(finding.path)
     parts = path.parts[:-1] if path.stem == "__init__" else (*path.parts[:-1], path.name.split(".")[0])
@@ -269,6 +276,11 @@ def _cause(finding: Finding) -> str | None:
     module, repository = finding.module, finding.module.repository
     if finding.kind == "changed":
         return "changed between the snapshot and its import; launch again"
+    if finding.kind == "outdated":
+        return (
+            "is imported from __pycache__, which has it compiled from another text of the same time and size; remove that "
+            "folder, and launch again"
+        )
     if finding.kind == "left out":
         return "is imported, but not in the snapshot (ignored by git, or too large); take it out of .gitignore, or git add -f"
     if finding.kind == "shadowing":
@@ -308,7 +320,23 @@ def _loaded(name: str, file: str, project: str, repositories: _Repositories) -> 
     inside = os.path.relpath(file, project) if file.startswith(project + "/") else None
     found, tracked = (None, False) if inside else repositories.of(file)
     ids = {algorithm: objects.blob(data, algorithm) for algorithm in ("sha1", "sha256")}
-    return Loaded(name, file, inside, hashlib.sha256(data).hexdigest(), ids, found, tracked)
+    outdated = inside is not None and _is_outdated(file, data)
+    return Loaded(name, file, inside, hashlib.sha256(data).hexdigest(), ids, found, tracked, outdated=outdated)
+
+
+def _is_outdated(file: str, text: bytes) -> bool:
+    """Whether the compilation that Python keeps of a file passes for one of this text, by time and size, and is none. A tool
+    that gives files the time of a commit, or an edit within a second, leaves such a one."""
+    if not file.endswith(".py"):
+        return False
+    try:
+        kept, status = Path(importlib.util.cache_from_source(file)).read_bytes(), os.stat(file)  # noqa: PTH116 - of text
+        valid = importlib.util.MAGIC_NUMBER + struct.pack("<3I", 0, int(status.st_mtime) & _32, status.st_size & _32)
+        return kept.startswith(valid) and marshal.loads(kept[len(valid) :]) != compile(
+            text, file, "exec", dont_inherit=True
+        )
+    except (OSError, NotImplementedError, ValueError, EOFError, TypeError, SyntaxError):
+        return False
 
 
 class _Repositories:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import subprocess
 import sys
 import zipfile
@@ -61,6 +62,19 @@ def test_python_and_distributions_need_no_judgement(project: Path, tmp_path: Pat
     write(inner.parent, {"pkg.py": "inside the project, and a distribution\n"})
     found = judged(project, os.__file__, json.__file__, pytest.__file__, inner)
     assert (found.findings, found.obstacles) == ((), ())
+
+
+def test_a_compilation_of_another_text_of_the_same_time_and_size_is_found(project: Path) -> None:
+    file = project / "pipes" / "good.py"
+    py_compile.compile(str(file), doraise=True)
+    assert [finding.kind for finding in judged(project, file).findings] == ["snapshot"]
+    before = file.stat()
+    file.write_text("x = 2\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    assert judged(project, file).obstacles == (), "Python compiles it anew where its time tells"
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    (found,) = judged(project, file).obstacles
+    assert "pipes/good.py is imported from __pycache__" in found
 
 
 def test_what_pythons_distributor_has_linked_into_it_is_of_python(
