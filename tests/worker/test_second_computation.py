@@ -24,6 +24,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import Dataset
 
 from orchestrator.config.settings import Every
 from orchestrator.errors import Inconsistent
@@ -560,6 +561,38 @@ def test_weights_that_move_outside_of_the_model_are_found_in_each_way_to_train(w
     (end,) = members_end(faulty.MovesATarget, steps=6, **WAYS[way])
     assert isinstance(end, Inconsistent)
     assert end.code == "pipeline.weights-moved"
+
+
+class Gathers(Batchnorm):
+    """A training set that grows, as the memory of an agent does."""
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        train, held_out = super().datasets()
+        self._gathered = Gathered(train[i] for i in range(self.rows))
+        return self._gathered, held_out
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        self._gathered.rows.append((batch[0][0], batch[1][0]))
+        return super().loss(model, batch)
+
+
+class Gathered(Dataset[Batch]):
+    def __init__(self, rows: Iterator[Batch]) -> None:
+        self.rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> Batch:
+        return self.rows[number]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_set_that_grows_is_found_in_each_way_to_train(way: str) -> None:
+    (end,) = members_end(Gathers, steps=6, **WAYS[way])
+    assert isinstance(end, Inconsistent)
+    assert end.code == "pipeline.length-changed"
+    assert "22 when the run began" in str(end)
 
 
 class Evaluates(Batchnorm):

@@ -33,7 +33,7 @@ from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.data.sampling.population import Whole
 from orchestrator.data.sampling.subsets import chosen
 from orchestrator.data.sites import Attendance
-from orchestrator.errors import ConfigurationError, PipelineRaised
+from orchestrator.errors import ConfigurationError, Inconsistent, PipelineRaised
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.pipeline import Pipeline, naming
 
@@ -56,6 +56,7 @@ class TrainingSamples:
         self.dataset = dataset
         self.attendance = attendance
         self.subset: Whole | None = None
+        self._length: int | None = None  # of the data set, as its samples were numbered; None of a stream
         self.division: Division | None = None
         self.order: Epochs | Drawn
         self._sampler: Order | PassSampler | WeightedSampler | ClientSampler | Mixture | Positions
@@ -87,6 +88,23 @@ class TrainingSamples:
         self.order, self._sampler = _order(seed, self.dataset, samples, data, self.division)
         self._refuse_small_cache()
         self._refuse_large_order(data.order.name, samples)
+        with naming("len() of the training dataset"):
+            self._length = len(self.dataset)
+
+    def refuse_another_length(self, step: int) -> None:
+        """Before a step of the run: raises Inconsistent where the data set has another length by now."""
+        if self._length is None:
+            return
+        with naming("len() of the training dataset"):
+            length = len(self.dataset)
+        if length != self._length:
+            raise Inconsistent(
+                f"before step {step}: the training set has {length} samples, and had {self._length} when the run began, by "
+                "which its order was made",
+                "have the data set number all samples from the beginning, and loss(self, model, batch, step) give no weight to "
+                "those that are not to count yet; or train on what has come in another run, with initial=",
+                code="pipeline.length-changed",
+            )
 
     def indices(self, step: int, shard: int) -> Sequence[int]:
         """The numbers of the samples of micro-batch (step, shard), in the data set or in the order of its stream."""

@@ -62,12 +62,14 @@ class SecondComputation:
 
     def is_due(self, step: int) -> bool:
         """Whether one of this step is to be computed once more. Raises Inconsistent for weights outside of the model that have
-        moved."""
+        moved, and for a training set that has grown."""
         beginning = self._beginning = self._beginning or self._begun()
         if step > self._looked:
             self._refuse_moved(beginning, step)
             self._looked = step
             self._is_due = has_more = beginning.has_more()
+            if is_scheduled(step):
+                self._workload.samples.refuse_another_length(step)
             if has_more or is_scheduled(step):
                 self._changed = beginning.changed()
                 self._is_due = bool(self._changed) or self._workload.takes_step or self._is_due_unseen(step)
