@@ -17,10 +17,12 @@ from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.child_process import Done
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
-from orchestrator.experiments.rerun.run import undisturbed, unshown, why_not
+from orchestrator.experiments.rerun.run import Rerun, read_beside, undisturbed, unshown, why_not
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.environment import node
 from orchestrator.provenance.tracking import Past
+from orchestrator.records.input_audit import File, InputAudit
+from orchestrator.records.verdict import Verdict
 from tests.refusals import refused
 
 
@@ -127,6 +129,19 @@ def test_a_repetition_has_the_language_and_the_time_zone_of_the_original(
     original = Recorded(Past("0123", "a run", "default", "FINISHED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
     original.files.environment.write_text(json.dumps({"nodes": {"0": {"bits": {}, "host": recorded}}}))
     assert _variables(original, tmp_path, here) == expected
+
+
+def test_what_a_repetition_reads_by_its_whole_path_of_the_project_is_told() -> None:
+    """As a list with whole paths among the data leads to, whatever lies there by now."""
+    inside, here = File("/w/code/a", inside="a", size=1), File("/project/data/1.txt", size=1)
+    others = [File("/project/data", folder=True), File("/projects/b", size=1), File("/etc/c", size=1)]
+    read = InputAudit({each.name: each for each in (inside, here, *others)})
+    assert read_beside(read, Path("/project")) == ["/project/data/1.txt"]
+    verdict = Verdict("exact", None, 3)
+    assert (
+        "read /project/data/1.txt here, and not what was recorded"
+        in Rerun("b", "a", verdict, beside=["/project/data/1.txt"]).text
+    )
 
 
 @pytest.mark.parametrize("was_looked_at", [False, True])

@@ -32,7 +32,7 @@ from orchestrator.driver.preflight import begin, initial, ownership, private
 from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError, bulleted, ending
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError, bulleted, ending, few
 from orchestrator.experiments.rerun import audit, data_stage_replay, rebuild
 from orchestrator.experiments.rerun.changed_files import changed_files
 from orchestrator.experiments.rerun.repeater import Repeater, exit_code, failure
@@ -44,8 +44,10 @@ from orchestrator.records import lines, trace
 from orchestrator.records.comparison import compare
 from orchestrator.records.data_stage_replay import Preparation
 from orchestrator.records.explanation import Explanation, explain
+from orchestrator.records.input_audit import InputAudit, is_below
 from orchestrator.records.verdict import Divergence, Verdict, judge
 
+_SHOWN = 3  # files in a sentence
 _ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
 
 
@@ -66,6 +68,8 @@ class Rerun:
     prepared: Preparation | None = None
     # what may keep the original from being repeated, as its record says
     obstacles: Sequence[str] = ()
+    # what the repetition has read of the project where the command was typed, and not of the restored one
+    beside: Sequence[str] = ()
 
     @property
     def word(self) -> str | None:
@@ -85,6 +89,11 @@ class Rerun:
         if self.verdict is None:
             return ""
         found = self.verdict.text if self.prepared is None else f"{self.verdict.text}\n{self.prepared.text}"
+        if self.beside:
+            found += (
+                f"\nthe repetition read {few(self.beside, _SHOWN)} here, and not what was recorded and restored: the pipeline, "
+                "a setting or a list among the data names it by its whole path; name it relative to the project"
+            )
         if self.verdict.word != "diverged":
             return found
         if self.obstacles:
@@ -213,11 +222,21 @@ def _trained(repeater: Repeater, wanted: RerunRequest, prepared: Preparation | N
     if report["status"] != "finished":
         return Rerun(run_id, original.past.run_id, None, error=why_not(original, report), prepared=prepared)
     repeated = Recorded(repeater.store.find(run_id), RunFolder(repeater.folder, run_id))
-    done = replace(judged(original, repeated, check_environment=wanted.check_environment), prepared=prepared)
+    done = replace(
+        judged(original, repeated, check_environment=wanted.check_environment),
+        prepared=prepared,
+        beside=read_beside(repeated.input_audit, repeater.project),
+    )
     if wanted.explaining and done.word == "diverged":
         done = _explain(repeater, repeated, done)
     _publish(repeater, repeated, done)
     return done
+
+
+def read_beside(audit: InputAudit, project: Path) -> list[str]:
+    """The files that a repetition has read of this project, which is not the restored one. Pure."""
+    found = (each for each in audit.files.values() if each.inside is None and not each.folder)
+    return [each.path for each in found if is_below(each.path, [str(project)])]
 
 
 def _of_crate(came: crate.Crate) -> Recorded:
