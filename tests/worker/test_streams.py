@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import random
@@ -25,7 +26,7 @@ from orchestrator.worker import worker
 from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import runs
-from tests.worker.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings, survive
+from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, elastic_settings, survive
 from tests.worker.runs import Layout, Run, assert_same_run, members_end, rotating, train
 
 pytestmark = pytest.mark.threads
@@ -182,6 +183,41 @@ def test_free_replicas_count_up_and_a_replay_gives_the_same() -> None:
 def test_a_model_in_stages_takes_the_same_samples() -> None:
     more: dict[str, Any] = {"shards": 4, "batch_size": 14}
     assert _run("Plain", Layout(2, stages=2), **more).digest == _run("Plain", **more).digest
+
+
+@pytest.mark.parametrize("kind", ["Plain", "WithState"])
+def test_what_a_model_in_stages_has_saved_goes_on_without_stages(kind: str) -> None:
+    """Such a checkpoint does not hold the places of streams, so samples are passed over from the first one on."""
+    given: dict[str, Any] = {"args": {"kind": kind}, "shards": 4, "batch_size": 14, "steps": 6, "checkpoint_every": 2}
+    saved, staged, other = Saved(), Layout(2, stages=2), Layout(3, "tree")
+    stopped = Elastic(elastic_settings(OfStream, staged, **given), staged, [Fault(1, 100, "stop")], saved=saved).run()
+    told = Elastic(
+        elastic_settings(OfStream, other, **given), other, [Fault(1, 40, "die")], saved=saved, outlives=True
+    ).run()
+    whole = survive(OfStream, Layout(1), **given)
+    assert 0 < len(stopped.trace) < 6
+    assert sum(ends[-1] == "dead" for ends in told.ends) == 1
+    assert (told.trace, told.digest) == (whole.trace[len(stopped.trace) :], whole.digest)
+
+
+class Numbered(OfStream):
+    def datasets(self) -> tuple[Any, Any]:
+        return [(torch.full((4,), number / 50), number % 3) for number in range(50)], None
+
+
+@pytest.mark.parametrize("streams_first", [True, False])
+def test_a_run_begins_with_the_state_of_one_whose_samples_came_otherwise(streams_first: bool) -> None:
+    given: dict[str, Any] = {"args": {"kind": "Plain"}, "shards": 4, "batch_size": 14, "steps": 6}
+    first, second = (OfStream, Numbered) if streams_first else (Numbered, OfStream)
+    saved, layout = Saved(), Layout(2)
+    stopped = Elastic(elastic_settings(first, layout, **given), layout, [Fault(1, 30, "stop")], saved=saved).run()
+    one, two = (
+        Elastic(elastic_settings(second, other, **given), other, saved=copy.deepcopy(saved)).run()
+        for other in (Layout(1), Layout(3, "tree"))
+    )
+    assert 0 < len(stopped.trace) < 6
+    assert (one.trace, one.digest) == (two.trace, two.digest)
+    assert len(one.trace) == 6 - len(stopped.trace)
 
 
 places: dict[int, int] = {}  # of each shard, where its stream is

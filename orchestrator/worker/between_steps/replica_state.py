@@ -79,7 +79,7 @@ class ReplicaState:
         """Take over this state, also the states of shards as far as they are in it; returns the values beside it. advances:
         of the present state, and of the new one. Raises Inconsistent, and has changed nothing then."""
         replicated = fitted("of the transforms and the sum", snapshot.transforms_of(state), self._replicated)
-        rows = self._states.fitted(snapshot.rows_of(state.tensors))
+        rows = self._states.fitted(snapshot.rows_of(state.tensors)) if self.keeps_shard_state else {}
         values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
         self._set_replicated(replicated)
         if self.keeps_shard_state:

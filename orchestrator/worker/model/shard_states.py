@@ -27,7 +27,8 @@ from orchestrator.worker.member.shard_slots import ShardSlots
 
 class ShardStates:
     """The states of the hosted shards. initial: the state of a shard that has had no step yet; alike: every later one has the
-    same tensors; securing: called with the steps and the shards that are staged, before these outlive the process."""
+    same tensors; replaceable: the initial one leads to the same bits after any step; securing: called with the steps and the
+    shards that are staged, before these outlive the process."""
 
     def __init__(
         self,
@@ -35,9 +36,11 @@ class ShardStates:
         securing: Callable[[int, Iterable[int]], None] = lambda _steps, _shards: None,
         *,
         alike: bool = True,
+        replaceable: bool = False,
     ) -> None:
         self._initial = initial
         self._alike = alike
+        self._replaceable = replaceable
         self._rows: dict[int, State] = {}
         self._staged: dict[int, State] = {}
         self._final = False  # whether what is staged is what the present step leaves if it commits
@@ -140,6 +143,8 @@ class ShardStates:
         if not self._steps:
             return self._initial()
         kept = None if self._slots is None else self._slots.read(shard, self._steps)
+        if kept is None and self._replaceable:
+            return self._initial()
         if kept is None:
             raise Inconsistent(
                 f"the state of shard {shard} is not here",

@@ -19,7 +19,8 @@ A live stream gives each sample once, so none is taken anew: its next host opens
 samples are written to a log (`checkpoint.stream_log`) before they count, and those that the log holds behind a place are
 taken from there.
 
-If a mode keeps no rows (replicas that run free, a model in stages), samples are passed over from the first one on.
+If a mode keeps no rows (replicas that run free, a model in stages), samples are passed over from the first one on. So they are
+where a run goes on from its checkpoint in a mode that keeps rows.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ class _Reader:
             usable = self._settled is not None and _samples_taken(self._settled) <= indices.start
             self._restart(self._settled if usable and self._settled is not None else self._first)
         while self._end < indices.stop:
-            passes = self._settled is None and self._end < indices.start
+            passes = not self._live and self._end < indices.start
             sample = self._next(where)
             if self._keeps_place_before:
                 self._behind.add(sample)

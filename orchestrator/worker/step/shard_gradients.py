@@ -90,8 +90,12 @@ class ShardGradients:
 
 
 def states_of(streams: StreamReaders | None, initial: Callable[[], State]) -> ShardStates:
-    """The states of the shards. Samples that come in streams are secured before a state outlives the process."""
-    return ShardStates(initial) if streams is None else ShardStates(initial, streams.secure)
+    """The states of the shards. Samples that come in streams are secured before a state outlives the process. A place in a
+    stream can be found from its first sample on: a checkpoint of a model in stages has none."""
+    if streams is None:
+        return ShardStates(initial)
+    alone = initial().keys() == streams.first().keys()
+    return ShardStates(initial, streams.secure, replaceable=alone and not streams.live)
 
 
 def settle(streams: StreamReaders | None, states: ShardStates, step: int, shard: int) -> None:
