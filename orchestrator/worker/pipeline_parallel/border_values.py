@@ -69,14 +69,14 @@ def same_of_numpy(left: Any, right: Any) -> bool:
 
 @dataclass(frozen=True)
 class Activations:
-    """From a stage to the next one. flows: for each tensor, whether a gradient comes back; places: (which tensor of the
-    arguments of the call at the border, which border value); skips: (which earlier output, which border value)."""
+    """From a stage to the next one."""
 
-    border_values: Sequence[BorderValue]
-    flows: Sequence[bool]
-    places: Sequence[tuple[int, int]]
-    skips: Sequence[tuple[Key, int]]
-    generators: Generators
+    border_values: Sequence[BorderValue]  # the tensors
+    flows: Sequence[bool]  # for each tensor, whether a gradient comes back
+    places: Sequence[tuple[int, int]]  # which tensor of the arguments of the call at the border, which border value
+    skips: Sequence[tuple[Key, int]]  # which earlier output, which border value
+    generators: Generators  # as this stage leaves them
+    told: str = ""  # the results of readers' calls before the border (`call_results.to_text`)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.worker.pipeline_parallel.fake_tensors import Key
@@ -18,6 +18,7 @@ from orchestrator.worker.pipeline_parallel.survey import Survey
 Way = Literal["training", "evaluation", "metrics"]
 _MOST_CANDIDATES: Final = 400
 _MOST_REASONS: Final = 3
+_MUCH_LESS: Final = 0.6  # of the largest load of a stage
 _DIGITS: Final = 2  # of a load of at most 2: what is nearer than that counts as equal
 _REMEDY: Final = "name modules at which stages begin in the pipeline's stages(self, model), or lower cluster.stages"
 
@@ -35,6 +36,8 @@ class Cuts:
     apart: frozenset[Way] = frozenset()  # the ways that use nothing of the model, which the last stage goes alone
     draws: bool = False  # whether the loss draws random numbers in evaluation
     crossing: tuple[int, ...] = ()  # by border, the bytes of a micro-batch's tensors that cross it in training
+    # by way, the modules whose results later stages are told, each with the tree of a result
+    readers: Mapping[Way, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def stages(self) -> int:
@@ -100,7 +103,8 @@ def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[s
     shares = _shares(surveys["training"], borders)
     draws = "evaluation" in surveys and surveys["evaluation"].draws
     crossing = _crossing(surveys["training"], borders)
-    return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, shares, apart, draws, crossing)
+    readers = {way: survey.readers for way, survey in surveys.items() if survey.readers}
+    return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, shares, apart, draws, crossing, readers)
 
 
 def choose(
@@ -111,11 +115,14 @@ def choose(
     buffers that one stage alone may use. Raises PipelineRaised where there are too few candidates."""
     _, surveys = _apart(_with_unused(surveys, tuple(sizes)))
     surveys = {way: _barred_within(survey, undivided) for way, survey in surveys.items()}
-    chosen = None
-    for glued in (False, True):  # what crosses by a name of its own has every operation looked at
+    options = []
+    for glued in (False, True):
         candidates = _candidates(surveys, glued=glued)
         if len(candidates) >= stages - 1 and (chosen := _chosen(surveys["training"], candidates, stages, sizes)):
-            return chosen
+            options.append(chosen)
+    if options:  # what crosses by a name of its own has every operation looked at
+        plain, glued_too = options[0], options[-1]
+        return (glued_too if glued_too[0] < _MUCH_LESS * plain[0] else plain)[1]
     reasons = _reasons(surveys, candidates)
     if len(candidates) < stages - 1:
         found = ", ".join(candidates) or "none"
@@ -163,7 +170,10 @@ def _during(way: Way) -> str:
     return "metrics()" if way == "metrics" else f"loss() in {way}"
 
 
-def _chosen(training: Survey, candidates: Sequence[str], stages: int, sizes: Mapping[str, int]) -> list[str] | None:
+def _chosen(
+    training: Survey, candidates: Sequence[str], stages: int, sizes: Mapping[str, int]
+) -> tuple[float, list[str]] | None:
+    """The largest load of a stage, and the borders."""
     loads = _loads(training, sizes)
     positions = [training.position(name) or 0 for name in candidates]
     depths = [name.count(".") for name in candidates]
@@ -171,14 +181,14 @@ def _chosen(training: Survey, candidates: Sequence[str], stages: int, sizes: Map
     for name in sizes.keys() & training.uses.keys():
         held[training.uses[name][0]] += sizes[name]
     chosen = _balance([0, *positions, len(loads)], depths, loads, held, stages)
-    return None if chosen is None else [candidates[i] for i in chosen]
+    return None if chosen is None else (chosen[0], [candidates[i] for i in chosen[1]])
 
 
 def _balance(
     points: Sequence[int], depths: Sequence[int], loads: Sequence[float], held: Sequence[int], stages: int
-) -> list[int] | None:
-    """Indices (from 0) of the inner points at which to cut: the largest load of a stage is least, or nearly so; of equals the
-    least deep, then the first."""
+) -> tuple[float, list[int]] | None:
+    """The largest load of a stage, and indices (from 0) of the inner points at which to cut: that load is least, or nearly so;
+    of equals the least deep, then the first."""
 
     def goodness(option: tuple[float, list[int]]) -> tuple[float, int]:
         return round(option[0], _DIGITS), sum(depths[i] for i in option[1])
@@ -203,7 +213,7 @@ def _balance(
         for point, (worst, cuts) in best.items()
         if sizes[points[point]] < sizes[-1]
     ]
-    return min(ends, key=goodness)[1] if ends else None
+    return min(ends, key=goodness) if ends else None
 
 
 def _candidates(surveys: Mapping[Way, Survey], *, glued: bool) -> list[str]:
@@ -258,14 +268,17 @@ def _stage_of(survey: Survey, borders: Sequence[str], position: int) -> int:
 
 
 def _skips(survey: Survey, borders: Sequence[str]) -> tuple[tuple[Key, ...], ...]:
-    """By border. A tensor has one name at all of them: that of an output, unless it crosses one before it is returned."""
+    """By border. A tensor has the name of an output, unless it crosses a border before it is returned: that name stays. Behind
+    a reader that returns it, it has the name of its output."""
     positions = [survey.position(border) or 0 for border in borders]
     found: list[set[Key]] = [set() for _ in borders]
     for crossing in survey.crossings:
         crossed = [n for n, at in enumerate(positions) if crossing.crosses(at)]
-        returned = all(crossing.is_returned(positions[n]) for n in crossed)
-        for n in crossed:
-            found[n].add(crossing.key if returned and crossing.key is not None else crossing.operation_key)
+        names = {n: crossing.returned_as(positions[n]) for n in crossed}
+        first = crossing.keys[0][1] if crossing.keys else None
+        unreturned = None in names.values()
+        for n, name in names.items():
+            found[n].add(crossing.operation_key if name is None or (unreturned and name == first) else name)
     return tuple(tuple(sorted(keys)) for keys in found)
 
 

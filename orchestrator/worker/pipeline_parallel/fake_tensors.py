@@ -25,7 +25,7 @@ from orchestrator.numerics.shape_kernels import leave_the_compiler_out
 VALUE_READS: Final = frozenset(
     {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "numpy", "__array__", "nonzero"}
     | {"__contains__", "equal", "allclose", "is_nonzero", "unique", "argwhere", "data_ptr"}
-    | {"unique_consecutive", "bincount", "combinations", "_pack_padded_sequence", "_pad_packed_sequence"}
+    | {"unique_consecutive", "bincount", "combinations", "nms", "_pack_padded_sequence", "_pad_packed_sequence"}
 )
 # Functions that ask about a tensor and need no value.
 ABOUT: Final = frozenset(

@@ -1,14 +1,17 @@
-"""Calls of modules before a stage's border, remembered by what they were given: on shapes alone a call gives the same again.
+"""Calls of modules before a stage's border that are not run on shapes: remembered ones, and those that it is told.
 
-A prefix runs on fake tensors, and each of its operations takes a hundred times as long in Python as on values of a few
-elements. So a module that was called before with arguments of these shapes is not run once more: its result is made from what
-is known.
+On shapes alone a call gives the same again, so calls are remembered by what they were given. A prefix runs on fake tensors, and
+each of its operations takes a hundred times as long in Python as on values of a few elements. So a module that was called
+before with arguments of these shapes is not run once more: its result is made from what is known.
 Not remembered are calls in which the border lies, which draw random numbers, or whose results are more than shapes; such a
 module runs, and the modules within it are remembered. Neither are calls that leave the result of a module within elsewhere:
 hooks, lists and attributes may gather such results for the loss, as those of the routers of experts.
 
-It does not see what else a module leaves in attributes. A tensor that is found there behind the border is of an earlier
-micro-batch, and has no value (`Stage.value_of`).
+The code of a reader looks at values (`survey.py`). The stage that has them notes what a call of it returns, and all stages
+behind are told so. Calls within which a result was told are not remembered, since another micro-batch may give another one.
+
+Nobody sees what else a module leaves in attributes. A tensor that is found there behind the border is of an earlier
+micro-batch, and has no value (`Stage.value_of`). A reader that leaves anything there has no stage begin behind it.
 """
 
 from __future__ import annotations
@@ -17,15 +20,24 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from contextlib import nullcontext
+from typing import Any, Final, Protocol
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from orchestrator.numerics.byte_layout import bytes_of
 from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators
-from orchestrator.worker.pipeline_parallel.fake_tensors import PLAIN, FakeTensor, Key, Watcher, form_of, is_dense
-from orchestrator.worker.pipeline_parallel.operation_names import OperationNames, OperationWatch
+from orchestrator.worker.pipeline_parallel.call_results import CallResult, Leaf, noted, told_leaf
+from orchestrator.worker.pipeline_parallel.fake_tensors import (
+    PLAIN,
+    FakeTensor,
+    ValueNeeded,
+    Watcher,
+    form_of,
+    is_dense,
+)
+from orchestrator.worker.pipeline_parallel.operation_names import Opened, OperationNames, OperationWatch
 
 _MOST_BYTES: Final = 1 << 16  # of a tensor with values, such as a mask, which are compared then
 _MOST_KINDS: Final = 16  # of arguments; a module that has been given more is not remembered any more
@@ -40,37 +52,30 @@ class Prefix(Protocol):
     named: list[weakref.ref[FakeTensor]]  # results of modules that have been called so far
     operations: OperationNames  # with the calls that are open
     looking: OperationWatch | None  # None where no operation has a name that crosses
-
-
-class _Leaf(NamedTuple):
-    """Says from where a leaf of a result is taken: an argument, an earlier leaf, a fake tensor, or a value."""
-
-    given: int | None = None  # which leaf of the arguments it is; None: none
-    first: int | None = None  # which leaf of the result it is once more; None: none
-    like: torch.Tensor | None = None  # the shape of a fake tensor; None of what is none
-    home: str = "cpu"  # the device of the fake tensor
-    key: Key | None = None  # of the fake tensor, with a count from where the call began; None: it has none
-    value: Any = None  # of what is none of these
-
-
-class _Recipe(NamedTuple):
-    """How the result of a memoized call is made."""
-
-    leaves: tuple[_Leaf, ...]
-    spec: Any  # of the tree of these leaves
-    calls: Mapping[str, int]  # of the modules within, how often
+    readers: Mapping[str, Any]  # the modules whose results are told, with the tree of a result
+    told: Mapping[Opened, CallResult]  # the results that came over the border
+    told_used: int  # how many of them have been used so far
+    tells: dict[Opened, CallResult] | None  # those for the stages behind; None in the last stage
+    counted: frozenset[str]  # the modules of which it matters how often they were called
 
 
 class MemoizedCalls:
-    """For the modules of one model. prefix: of the forward pass that is under way, None where there is none."""
+    """For these modules of one model. home: the device of fake tensors; prefix: of the forward pass that is under way, None
+    where there is none."""
 
-    def __init__(self, model: torch.nn.Module, watcher: Watcher, prefix: Callable[[], Prefix | None]) -> None:
-        self._watcher = watcher
+    def __init__(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        watcher: Watcher,
+        home: str,
+        prefix: Callable[[], Prefix | None],
+    ) -> None:
+        self._watcher, self._home = watcher, home
         self._prefix = prefix
         self._kinds: Counter[str] = Counter()
-        self._known: dict[Any, _Recipe | None] = {}
+        self._known: dict[Any, CallResult | None] = {}
         self._wrapped: list[tuple[torch.nn.Module, Any]] = []
-        for name, module in model.named_modules():
+        for name, module in modules.items():
             if name:
                 self._wrapped.append((module, vars(module).get("forward")))
                 module.forward = _MemoizedCall(self, name, module)
@@ -87,7 +92,47 @@ class MemoizedCalls:
     def call(self, name: str, module_call: _MemoizedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module of this name is called with these."""
         prefix = self._prefix()
-        if prefix is None or prefix.own or self._kinds[name] > _MOST_KINDS:
+        if prefix is None:
+            return module_call.forward(*args, **kwargs)
+        if name in prefix.readers and prefix.operations.inner[0] == name:
+            return self._told(prefix, prefix.operations.inner, module_call, args, kwargs)
+        return self._run(prefix, name, module_call, args, kwargs)
+
+    def _told(
+        self,
+        prefix: Prefix,
+        opened: Opened,
+        module_call: _MemoizedCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The result of a reader's call, as it was told, or to be told."""
+        given, _ = flattened(args, kwargs)
+        if opened in prefix.told:
+            prefix.told_used += 1
+            with nullcontext() if prefix.looking is None else prefix.looking.within(users=False):
+                return self._made(prefix.told[opened], given, prefix)
+        before = prefix.counts.copy()
+        result = self._run(prefix, opened[0], module_call, args, kwargs)
+        if prefix.own and prefix.tells is not None:
+            calls = {name: n for name, n in (prefix.counts - before).items() if name in prefix.counted}
+            known = noted(result, given, calls, told_leaf)
+            if known is None or known.spec != prefix.readers[opened[0]]:
+                raise ValueNeeded(
+                    f"{opened[0]!r}, whose code reads values, does not return tensors, numbers and strings as in the beginning"
+                )
+            prefix.tells[opened] = known
+        return result
+
+    def _run(
+        self,
+        prefix: Prefix,
+        name: str,
+        module_call: _MemoizedCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if prefix.own or self._kinds[name] > _MOST_KINDS:
             return module_call.forward(*args, **kwargs)
         if prefix.looking is None:
             return self._remembered(prefix, name, module_call, args, kwargs, module_call.forward)
@@ -126,30 +171,25 @@ class MemoizedCalls:
         recipe = self._known[key]
         return forward(*args, **kwargs) if recipe is None else self._made(recipe, leaves, prefix)
 
-    def _made(self, recipe: _Recipe, given: list[Any], prefix: Prefix) -> Any:
-        made: list[Any] = []
-        for leaf in recipe.leaves:
-            if leaf.given is not None:
-                made.append(given[leaf.given])
-            elif leaf.first is not None:
-                made.append(made[leaf.first])
-            elif leaf.like is not None:
-                key = None if leaf.key is None else (leaf.key[0], leaf.key[1] + prefix.counts[leaf.key[0]], leaf.key[2])
-                made.append(FakeTensor.of(leaf.like, self._watcher, key, leaf.home))
-            else:
-                made.append(leaf.value)
+    def _made(self, recipe: CallResult, given: list[Any], prefix: Prefix) -> Any:
+        def fake(leaf: Leaf) -> FakeTensor:
+            assert leaf.like is not None
+            key = None if leaf.key is None else (leaf.key[0], leaf.key[1] + prefix.counts[leaf.key[0]], leaf.key[2])
+            return FakeTensor.of(leaf.like, self._watcher, key, leaf.home or self._home)
+
+        made = recipe.again(given, fake)
         prefix.counts.update(recipe.calls)
-        return tree_unflatten(made, recipe.spec)
+        return made
 
 
 class _MemoizedCall:
     """In the place of a module's `forward`. A copy of the module has its own forward again."""
 
     def __init__(self, calls: MemoizedCalls, name: str, module: torch.nn.Module) -> None:
+        functools.update_wrapper(self, module.forward)  # which takes what another stage's one has, too
         self._calls, self._name = weakref.ref(calls), name  # weakly: who looks for state in the model goes no further
         self.module, self.forward = module, module.forward
         self.any_value = type(module).__module__.startswith("torch.nn.modules.") and not [*module.children()]
-        functools.update_wrapper(self, module.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls = self._calls()
@@ -158,7 +198,10 @@ class _MemoizedCall:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The `forward` of the copy of the module."""
-        return getattr(self.forward, "__func__", self.forward).__get__(memo[id(self.module)])
+        forward = self.forward
+        while isinstance(forward, _MemoizedCall):  # of another stage of the same model
+            forward = forward.forward
+        return getattr(forward, "__func__", forward).__get__(memo[id(self.module)])
 
 
 def flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
@@ -168,29 +211,20 @@ def flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any],
     return tree_flatten((args, kwargs))
 
 
-def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tuple[Any, _Recipe | None]:
-    """The result of the call, and the recipe to make it again; None if it has to be called again."""
-    before, generators = prefix.counts.copy(), Generators.now()
+def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tuple[Any, CallResult | None]:
+    """The result of the call, and how it is made again; None if it has to be called again."""
+    before, generators, told = prefix.counts.copy(), Generators.now(), prefix.told_used
     result = call()
-    if prefix.own or not same_generators(Generators.now(), generators):
+    if prefix.own or prefix.told_used != told or not same_generators(Generators.now(), generators):
         return result, None
-    found, spec = tree_flatten(result)
-    leaves: list[_Leaf] = []
-    for i, leaf in enumerate(found):
-        at = next((n for n, each in enumerate(given) if each is leaf and isinstance(leaf, torch.Tensor)), None)
-        first = next((n for n in range(i) if found[n] is leaf and isinstance(leaf, torch.Tensor)), None)
-        if at is not None:
-            leaves.append(_Leaf(given=at))
-        elif first is not None:
-            leaves.append(_Leaf(first=first))
-        elif type(leaf) is FakeTensor and not isinstance(leaf.key, str):
+
+    def leaf_of(leaf: Any) -> Leaf | None:
+        if type(leaf) is FakeTensor and not isinstance(leaf.key, str):
             key = None if leaf.key is None else (leaf.key[0], leaf.key[1] - before[leaf.key[0]], leaf.key[2])
-            leaves.append(_Leaf(like=leaf.shape_alone(), home=str(leaf.home), key=key))
-        elif isinstance(leaf, PLAIN):
-            leaves.append(_Leaf(value=leaf))
-        else:
-            return result, None
-    return result, _Recipe(tuple(leaves), spec, prefix.counts - before)
+            return Leaf(like=leaf.shape_alone(), home=str(leaf.home), key=key)
+        return Leaf(value=leaf) if isinstance(leaf, PLAIN) else None
+
+    return result, noted(result, given, prefix.counts - before, leaf_of)
 
 
 def _are_kept(named: Sequence[weakref.ref[FakeTensor]], known: Sequence[Any]) -> bool:

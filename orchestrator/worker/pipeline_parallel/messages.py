@@ -150,7 +150,7 @@ def encode(message: Activations | Gradients, seeded: Seeded, place: torch.Tensor
     if isinstance(message, Activations):
         border_values: list[BorderValue | None] = list(message.border_values)
         places, skips = [list(pair) for pair in message.places], [[list(key), n] for key, n in message.skips]
-        header = {"flows": list(message.flows), "places": places, "skips": skips}
+        header = {"flows": list(message.flows), "places": places, "skips": skips, "told": message.told}
     else:
         border_values = [*message.border_values, *message.tied.values()]
         header = {"tied": list(message.tied), "weight": float(message.weight).hex()}
@@ -189,7 +189,8 @@ def activations(message: Message, seeded: Seeded) -> Activations | None:
     header, border_values, generators = _decoded(message, seeded)
     skips = [((key[0], key[1], key[2]), n) for key, n in header["skips"]]
     places = [(place, n) for place, n in header["places"]]
-    return Activations([p for p in border_values if p is not None], header["flows"], places, skips, generators)
+    crossing = [value for value in border_values if value is not None]
+    return Activations(crossing, header["flows"], places, skips, generators, header["told"])
 
 
 def gradients(message: Message, seeded: Seeded) -> Gradients | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_leaves
 from orchestrator.worker.pipeline_parallel.fake_tensors import ABOUT, Key, name_of
 
 Opened = tuple[str, int]  # a module, and which call of it
-_OUTSIDE: Opened = ("", 0)  # the code that calls the model
+OUTSIDE: Final[Opened] = ("", 0)  # the code that calls the model
 
 
 class OperationNames:
     """Which module calls are open, and what each has computed itself so far."""
 
     def __init__(self) -> None:
-        self._open = [_OUTSIDE]
+        self._open = [OUTSIDE]
         self._done: Counter[tuple[Opened, str]] = Counter()
 
     @property

@@ -3,7 +3,7 @@ with the whole model, and all have to find the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -65,18 +65,29 @@ def summary(cuts: Cuts, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def surveyed(workload: PipelineAdapter, replica: Replica, *, keeps: bool = False) -> dict[Way, Survey]:
-    """One micro-batch and the first validation batch, each computed once while every operation is looked at. keeps: as of
-    `survey`, for the micro-batch."""
+    """One micro-batch and the first validation batch, each computed while every operation is looked at: once, and again where
+    code reads values. keeps: as of `survey`, for the micro-batch."""
+    readers: dict[Way, frozenset[str]] = dict.fromkeys(("training", "evaluation", "metrics"), frozenset())
+    while True:
+        surveys = _surveyed(workload, replica, readers, keeps=keeps)
+        if all(found.reading <= readers[way] for way, found in surveys.items()):
+            return surveys
+        readers |= {way: readers[way] | found.reading for way, found in surveys.items()}
+
+
+def _surveyed(
+    workload: PipelineAdapter, replica: Replica, readers: Mapping[Way, frozenset[str]], *, keeps: bool
+) -> dict[Way, Survey]:
     shard = next(shard for shard in range(workload.samples.order.shards) if workload.batches.rows(0, shard))
     surveys: dict[Way, Survey] = {}
     replica.begin_shard()
     with workload.call(0, shard) as call:
-        surveys["training"] = survey(workload.model, call.make, keeps=keeps)
+        surveys["training"] = survey(workload.model, call.make, readers=readers["training"], keeps=keeps)
     if workload.evaluation_batches:
         with evaluation.in_eval_mode(workload.model), workload.evaluation(-1, 0) as calls:
-            surveys["evaluation"] = survey(workload.model, calls[0].make)
+            surveys["evaluation"] = survey(workload.model, calls[0].make, readers=readers["evaluation"])
             if defines(type(workload.pipeline), "metrics"):
-                surveys["metrics"] = survey(workload.model, calls[1].make)
+                surveys["metrics"] = survey(workload.model, calls[1].make, readers=readers["metrics"])
     replica.begin_shard()
     return surveys
 

@@ -1,6 +1,7 @@
 """One stage's part of the user's own code: from its border to the next one, on values; before it, on fake tensors.
 
     prefix   the code before the border runs on fake tensors                  fake_tensors.py
+             but for calls that read values, whose results it is told         memoized_calls.py
     own      from the call of the border's module on, on the activations that have come over it
     end      the call at which the next stage begins ends the run; its arguments, and earlier outputs, go on
 
@@ -32,10 +33,16 @@ from orchestrator.worker.pipeline_parallel.border_values import (
     pack,
     unpack,
 )
+from orchestrator.worker.pipeline_parallel.call_results import CallResult, from_text, to_text
 from orchestrator.worker.pipeline_parallel.cuts import Cuts, Way
 from orchestrator.worker.pipeline_parallel.fake_tensors import FakeTensor, Key, ValueNeeded, freezing, is_dense
 from orchestrator.worker.pipeline_parallel.memoized_calls import MemoizedCalls, flattened
-from orchestrator.worker.pipeline_parallel.operation_names import OperationNames, OperationWatch, is_of_operation
+from orchestrator.worker.pipeline_parallel.operation_names import (
+    Opened,
+    OperationNames,
+    OperationWatch,
+    is_of_operation,
+)
 
 _REMEDY: Final = (
     "a stage replays loss() and metrics() up to its border on shapes alone, so what happens before a border may not depend on "
@@ -87,12 +94,25 @@ class _Arrive(torch.autograd.Function):
 
 
 class _Walk:
-    """One forward pass of a stage. own: whether the border has been reached; names: of what crosses beside arguments."""
+    """One forward pass of a stage. own: whether the border has been reached."""
 
-    def __init__(self, way: Way, came: Activations | None, names: frozenset[Key]) -> None:
+    def __init__(
+        self,
+        way: Way,  # in which the model is called
+        came: Activations | None,  # from the stage before, None for the first one
+        names: frozenset[Key],  # of what crosses beside arguments
+        readers: Mapping[str, Any],  # as of `memoized_calls.Prefix`
+        counted: frozenset[str],  # as there
+        *,
+        is_last: bool,  # whether no stage is behind
+    ) -> None:
         self.way = way
         self.came = came
         self.own = came is None
+        self.readers, self.counted = readers, counted
+        self.told: Mapping[Opened, CallResult] = {} if came is None else from_text(came.told, readers)
+        self.told_used = 0
+        self.tells: dict[Opened, CallResult] | None = None if is_last else {}
         self.found: Generators | None = None
         self.counts: Counter[str] = Counter()
         self.named: list[weakref.ref[FakeTensor]] = []
@@ -130,6 +150,8 @@ class Stage:
         self._last = index == cuts.stages - 1
         self._kept = {way: frozenset(key for keys in skips for key in keys) for way, skips in cuts.skips.items()}
         self._border = cuts.borders[index - 1] if index else None
+        counted = {key[0].partition(":")[0] for keys in self._kept.values() for key in keys}
+        self._counted = frozenset(counted) | frozenset(cuts.borders)
         self._next = None if self._last else cuts.borders[index]
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
         self._places = places_of(model, tensors)
@@ -143,7 +165,9 @@ class Stage:
         self._fakes = {name: FakeTensor.like(tensors[name], self, name, str(home)) for name in absent}
         self._switch = torch.zeros((), device=home, requires_grad=True)
         self._records = False
-        self._memoized = MemoizedCalls(model, self, lambda: self._walk) if index else None
+        readers = frozenset().union(*cuts.readers.values())
+        modules = {name: module for name, module in model.named_modules() if index or name in readers}
+        self._memoized = MemoizedCalls(modules, self, str(home), lambda: self._walk)
         self._handles = [
             handle
             for name, module in model.named_modules()
@@ -155,8 +179,7 @@ class Stage:
 
     def close(self) -> None:
         """Take memoized calls and hooks off the model. Close several stages in reverse order."""
-        if self._memoized is not None:
-            self._memoized.close()
+        self._memoized.close()
         for handle in self._handles:
             handle.remove()
 
@@ -190,7 +213,8 @@ class Stage:
         code does otherwise than when borders were chosen, and what the call raises."""
         if way in self._cuts.apart:
             return self._alone(call, came)
-        walk = self._walk = _Walk(way, came, self._kept[way])
+        readers = self._cuts.readers.get(way, {})
+        walk = self._walk = _Walk(way, came, self._kept[way], readers, self._counted, is_last=self._last)
         if came is not None:
             self._put({name: self._fakes[name] for name in self._twice})
         try:
@@ -293,12 +317,15 @@ class Stage:
                 return
             walk.operations.end(name)
             for i, leaf in enumerate([output] if isinstance(output, torch.Tensor) else tree_leaves(output)):
+                key = (name, walk.counts[name], i)
                 if type(leaf) is FakeTensor:
-                    if leaf.key is None:
-                        leaf.key = (name, walk.counts[name], i)
                     walk.named.append(weakref.ref(leaf))
-                elif walk.own and (key := (name, walk.counts[name], i)) in self._kept[walk.way]:
-                    walk.values.setdefault(key, leaf)
+                if type(leaf) is FakeTensor and leaf.key is None:
+                    leaf.key = key
+                elif walk.own and key in self._kept[walk.way]:  # a reader gives what it returns another name
+                    value = self._value(leaf) if name in walk.readers else leaf
+                    if type(value) is not FakeTensor:
+                        walk.values.setdefault(key, value)
 
         return hook
 
@@ -371,7 +398,8 @@ class Stage:
             )
         flows = [tensor.requires_grad for tensor in tensors]
         states = Generators((), None, None) if self._records else Generators.now()
-        sent = Activations([pack(tensor) for tensor in tensors], flows, places, skips, states)
+        told = to_text({**walk.told, **(walk.tells or {})})
+        sent = Activations([pack(tensor) for tensor in tensors], flows, places, skips, states, told)
         return Forward(Record(tensors, walk.arrivals, walk.found), sent)
 
 

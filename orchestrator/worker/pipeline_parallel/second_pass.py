@@ -96,4 +96,5 @@ def digest_of_leaves(leaves: Activations | None, loss: float | torch.Tensor = 0.
     """A digest of what a forward pass gives: activations, or loss and weight in the last stage."""
     crossing = [] if leaves is None else [each.data for each in leaves.border_values]
     flows = b"" if leaves is None else bytes(leaves.flows)  # none comes back to a stage that is frozen
-    return flows + digest_of(Contribution(loss, weight, crossing))
+    told = b"" if leaves is None else leaves.told.encode()
+    return flows + told + digest_of(Contribution(loss, weight, crossing))

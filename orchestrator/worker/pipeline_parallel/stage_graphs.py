@@ -129,7 +129,7 @@ class Recording:
         self._passes[0]()
         leaves = self._leaves
         if leaves is not None:
-            leaves = Activations(leaves.border_values, leaves.flows, leaves.places, leaves.skips, Generators.now())
+            leaves = replace(leaves, generators=Generators.now())
         return leaves, self._value
 
     def forward_anyhow(self, call: Call, came: Activations | None) -> None:
@@ -385,7 +385,7 @@ def _shape(message: Activations | Gradients | None) -> Any:
         return None
     described = tuple(map(_described, message.border_values))
     if isinstance(message, Activations):
-        return described, tuple(message.flows), tuple(message.places), tuple(message.skips)
+        return described, tuple(message.flows), tuple(message.places), tuple(message.skips), message.told
     return described, tuple((name, _described(value)) for name, value in message.tied.items())
 
 

@@ -6,10 +6,12 @@ call.
     a skip       a bound output of a module, finished before a border and used behind it
     glue         a bound result that no module has returned: it crosses a border as an argument of the call there, or by a name
                  of its own (`operation_names.py`) while the module call is open whose code has computed it
+    a reader     a module whose own code reads the value of a bound tensor: later stages are told the result of its call
+                 (`memoized_calls.py`), and can begin behind it, if it leaves nothing behind but this result
 
-A stage cannot begin where other glue would have to cross, behind a point where the code reads the value of a bound tensor, or
-within an activation checkpoint, whose second forward pass would not find the border. Nor does one begin behind the first use
-of a tensor to which torch.autograd.grad differentiates back.
+A stage cannot begin where other glue would have to cross, within a reader's call behind the point where it reads, behind any
+other such point, or within an activation checkpoint, whose second forward pass would not find the border. Nor does one begin
+behind the first use of a tensor to which torch.autograd.grad differentiates back.
 
 Costs are counted, not measured: floating-point operations of products, elements of all results, and calls. So every member
 chooses the same borders by itself, on a busy machine too.
@@ -30,12 +32,13 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.worker.pipeline_parallel.border_values import Generators, same_generators, size_of
+from orchestrator.worker.pipeline_parallel.call_effects import CallEffects, OpenCall
 from orchestrator.worker.pipeline_parallel.fake_tensors import ABOUT, Key, name_of, read_by, writes
-from orchestrator.worker.pipeline_parallel.operation_names import Opened, OperationNames
+from orchestrator.worker.pipeline_parallel.operation_names import OUTSIDE, Opened, OperationNames
 
 # The costs of a result beside products, in floating-point operations: memory, and the call itself. With these the part of the
 # forward time before a border is off by 0.06 in the mean, over 14 models and sizes; with products and 8 an element by 0.09.
@@ -48,8 +51,8 @@ _CHECKPOINT: Final = "torch/utils/checkpoint.py"
 class Crossing:
     """A bound tensor."""
 
-    key: Key | None  # as an output of a module; None where it is none
-    made: int  # the position from which on it is an output of a module; -1 where it is none
+    # its keys as an output of modules, each with the position from which on it has it; a reader gives it a new one
+    keys: tuple[tuple[int, Key], ...]
     operation_key: Key  # its key as the result of an operation
     born: int  # the position of that operation
     used: tuple[int, ...]  # the positions of its uses
@@ -58,11 +61,11 @@ class Crossing:
 
     def crosses(self, border: int) -> bool:
         """Beside the arguments of the call there."""
-        return self.born < border <= max(self.used) and border not in self.given
+        return self.born < border <= max(self.used, default=-1) and border not in self.given
 
-    def is_returned(self, border: int) -> bool:
-        """By a module before that border."""
-        return self.key is not None and self.made < border
+    def returned_as(self, border: int) -> Key | None:
+        """Its key as an output of a module before that border; None where it is none."""
+        return next((key for made, key in reversed(self.keys) if made < border), None)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,9 @@ class Survey:
     passed: tuple[int, ...] = ()  # by position, the bytes of the tensors among the arguments of the call there
     # by position, the bytes that autograd keeps for the backward pass; empty if nobody asked
     kept: tuple[int, ...] = ()
+    # the modules whose results later stages are told, each with the tree of a result
+    readers: Mapping[str, Any] = field(default_factory=dict)
+    reading: frozenset[str] = frozenset()  # the modules whose code has read values
 
     @property
     def is_apart(self) -> bool:
@@ -89,9 +95,12 @@ class Survey:
         return self.calls.index(name) + 1 if name in self.calls else None
 
 
-def survey(model: torch.nn.Module, call: Callable[[], Any], *, keeps: bool = False) -> Survey:
+def survey(
+    model: torch.nn.Module, call: Callable[[], Any], *, readers: frozenset[str] = frozenset(), keeps: bool = False
+) -> Survey:
     """Survey what `call` does with the model. Leaves parameters as they are; buffers, gradients and generators are the
-    caller's care. keeps: whether what autograd keeps is counted. Raises PipelineRaised for a scripted module, and what the
+    caller's care. readers: the modules whose results later stages are to be told; where more are `reading`, it is to be done
+    again with those. keeps: whether what autograd keeps is counted. Raises PipelineRaised for a scripted module, and what the
     call raises."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -100,7 +109,7 @@ def survey(model: torch.nn.Module, call: Callable[[], Any], *, keeps: bool = Fal
                 "leave torch.jit.script out, or set cluster.stages=1",
                 code="stages.scripted",
             )
-    watch, before = _Watch(model), Generators.now()
+    watch, before = _Watch(model, readers), Generators.now()
     with _counted(model, watch) if keeps else nullcontext(), _hooked(model, watch), _Costs(watch), _Operations(watch):
         call()
     return watch.survey(draws=not same_generators(Generators.now(), before))
@@ -115,27 +124,38 @@ class _Bound:
     born: int  # the position of the operation that it is the result of
     operation_key: Key  # its key as the result of that operation
     within: Opened  # the innermost module call that was open then
-    key: Key | None = None  # as an output of a module; None while it is none
-    made: int = -1  # the position from which on it is an output of a module; -1 while it is none
+    keys: list[tuple[int, Key]] = field(default_factory=list)  # as of `Crossing`
+    inside: tuple[Opened, ...] = ()  # the calls of readers that were open then
     drawn: bool = False  # from generators that stages before would leave otherwise
     used: list[int] = field(default_factory=list)  # the positions of its uses
     given: set[int] = field(default_factory=set)  # the positions of the calls whose arguments it is among
 
     def crossing(self) -> Crossing:
         return Crossing(
-            self.key, self.made, self.operation_key, self.born, tuple(self.used), frozenset(self.given), self.size
+            tuple(self.keys), self.operation_key, self.born, tuple(self.used), frozenset(self.given), self.size
         )
 
-    def loose(self) -> Iterator[int]:
-        """The positions at which it would have to cross by a name of its own, or, if it was drawn, cannot cross at all."""
+    def loose(self, ended: Mapping[Opened, int]) -> Iterator[int]:
+        """The positions at which it would have to cross by a name of its own, or cannot cross at all. It cannot if it was
+        drawn, or if a reader's call in which it was made is over and has not returned it. ended: the positions at which
+        calls were over."""
         crossing = self.crossing()
-        for border in range(self.born + 1, max(self.used, default=-1) + 1):
-            if self.drawn or (crossing.crosses(border) and not crossing.is_returned(border)):
+        returned = {key[:2] for _, key in self.keys}
+        lost = min((ended[call] for call in self.inside if call in ended and call not in returned), default=None)
+        last = max(self.used, default=-1)
+        for border in range(self.born + 1, max([last, *self.given]) + 1):
+            by_itself = crossing.crosses(border) and crossing.returned_as(border) is None
+            if by_itself or (self.drawn and border <= last) or (lost is not None and border > lost):
                 yield border
 
 
 class _Watch:
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, readers: frozenset[str]) -> None:
+        self.readers = readers
+        self._inputs: list[torch.Tensor] = []  # kept alive, so that no other tensor gets the id of one
+        self.effects = CallEffects(model, readers, self._inputs)
+        self.specs: dict[str, Any] = {}  # by reader, of the tree of its first result
+        self.untold: list[tuple[int, str]] = []  # from which position on a reader's result cannot be told, and why
         self.calls: list[str] = []
         self.counts: Counter[str] = Counter()
         self.costs: list[float] = [0.0]
@@ -147,12 +167,11 @@ class _Watch:
         self.found: list[_Bound] = []  # all
         self._lives: dict[int, weakref.ref[torch.Tensor]] = {}
         self.barred: dict[int, str] = {}
-        self.read: tuple[int, str] | None = None
+        # by the call that reads: the position where it does first, and what it reads; OUTSIDE for the model's own code, too
+        self.read: dict[Opened, tuple[int, str]] = {}
         self.differentiated: list[tuple[int, str]] = []  # from which position on, and in whose code
-        self._begun: dict[
-            int, int
-        ] = {}  # by the id of a tensor that is not bound and has a gradient, where it was first used
-        self._inputs: list[torch.Tensor] = []  # kept alive, so that no other tensor gets the id of one
+        # by the id of a tensor that is not bound and has a gradient, where it was first used
+        self._begun: dict[int, int] = {}
         self.drifted = False
         self.operations = OperationNames()
         self.ended: dict[Opened, int] = {}  # the position at which a call was over
@@ -164,6 +183,7 @@ class _Watch:
     def begins(self, name: str, leaves: Sequence[Any]) -> None:
         self.counts[name] += 1
         self.operations.begin(name, self.counts[name])
+        self.effects.begin((name, self.counts[name]), leaves)
         if self.counts[name] > 1:
             return
         self.calls.append(name)
@@ -182,13 +202,33 @@ class _Watch:
             if id(leaf) in self.bound:
                 self.bound[id(leaf)].given.add(self.position)
 
-    def ends(self, name: str, leaves: Sequence[Any]) -> None:
+    def ends(self, name: str, result: Any) -> None:
+        inside = self.effects.readers
+        ended = self.effects.end(name, result)
+        leaves, spec = tree_flatten(result)
+        if ended is not None:
+            self._tells(ended, leaves, spec, inside)
         self.ended[name, self.counts[name]] = self.position
         self.operations.end(name)
         for i, leaf in enumerate(leaves):
             known = self.bound.get(id(leaf))
-            if known is not None and known.key is None:
-                known.key, known.made = (name, self.counts[name], i), self.position
+            if known is not None and (not known.keys or (ended is not None and id(leaf) not in ended.given)):
+                known.keys.append((self.position, (name, self.counts[name], i)))
+
+    def _tells(self, ended: OpenCall, leaves: Sequence[Any], spec: Any, inside: tuple[Opened, ...]) -> None:
+        """A reader's call is over. Stages behind it have no value of what was made within, and may know only what it returns.
+        inside: the calls of readers that were open."""
+        name, call = ended.opened
+        alive = [each for each in (found() for found in ended.made.values()) if each is not None]
+        returned = [leaf for leaf in leaves if id(leaf) not in ended.given]
+        self.binds([*alive, *returned], lambda i: (f"{name}:result#0", call, i), inside=inside)
+        self.drifted = self.drifted or ended.drew
+        held = next((self.names[id(leaf)] for leaf in returned if id(leaf) in self.names), None)
+        effect = ended.effect if held is None else f"returns {held!r}, which one stage has"
+        if not effect and self.specs.setdefault(name, spec) != spec:
+            effect = "returns results of several structures"
+        if effect:
+            self.untold.append((self.position, f"{_called(name)}, whose code reads values, {effect}"))
 
     def uses_of(self, tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
         """Note that these are used; returns whether one of them is bound, and whether all such were drawn alone."""
@@ -217,12 +257,21 @@ class _Watch:
             return self.uses.get(self.names[id(tensor)], [self.position])[0]
         return self.bound[id(tensor)].born if id(tensor) in self.bound else self._begun.get(id(tensor), 0)
 
-    def binds(self, made: Sequence[Any], label: Callable[[int], Key], *, drawn: bool = False) -> None:
-        """Note the tensors that an operation has made. made: the leaves of what an operation has returned."""
+    def binds(
+        self,
+        made: Sequence[Any],
+        label: Callable[[int], Key],
+        *,
+        inside: tuple[Opened, ...] | None = None,
+        drawn: bool = False,
+    ) -> None:
+        """Note the tensors that an operation has made. made: the leaves of what an operation has returned; inside: as of
+        `_Bound`, None: the calls that are open."""
+        inside = self.effects.readers if inside is None else inside
         for i, leaf in enumerate(made):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self.names and id(leaf) not in self.bound:
                 shape, where = tuple(leaf.shape), self.operations.inner
-                known = _Bound(shape, size_of(leaf), self.position, label(i), where, drawn=drawn)
+                known = _Bound(shape, size_of(leaf), self.position, label(i), where, inside=inside, drawn=drawn)
                 self.found.append(known)
                 self.bound[id(leaf)] = known
                 # Another one may get its id.
@@ -234,24 +283,28 @@ class _Watch:
     def is_bound(self, leaf: Any) -> bool:
         return id(leaf) in self.names or id(leaf) in self.bound
 
-    def reads(self, what: str) -> None:
-        if self.read is None:
-            self.read = self.position, f"{what}, in the code of {_called(self.operations.inner[0])}"
+    def reads(self, what: str, call: Opened) -> None:
+        """call: the one that may be skipped by who is told its result."""
+        found = self.position, f"{what}, in the code of {_called(self.operations.inner[0])}"
+        self.read.setdefault(call if call[0] else OUTSIDE, found)
 
     def survey(self, *, draws: bool) -> Survey:
         barred, glued = dict(self.barred), set[int]()
         for known in self.found:
-            for border in known.loose():
+            for border in known.loose(self.ended):
                 if not known.drawn and border <= self.ended.get(known.within, self.position):
                     glued.add(border)
                 else:
                     barred.setdefault(border, _loose(known))
-        if self.read is not None:
-            position, what = self.read
-            for border in range(position + 1, self.position + 1):
+        for call, (position, what) in self.read.items():
+            is_told = call[0] in self.readers
+            for border in range(position + 1, (self.ended.get(call, self.position) if is_told else self.position) + 1):
                 barred.setdefault(
                     border, f"before it the code reads a value that parameters or chance decide, by {what}"
                 )
+        for position, why in self.untold:
+            for border in range(position + 1, self.position + 1):
+                barred.setdefault(border, why)
         for first, where in self.differentiated:
             for border in range(first + 1, self.position + 1):
                 barred.setdefault(
@@ -262,7 +315,8 @@ class _Watch:
         crossings = tuple(known.crossing() for known in self.found if known.used)
         uses = {name: tuple(sorted(set(positions))) for name, positions in self.uses.items()}
         found = tuple(self.costs), draws, tuple(self.passed), tuple(self.kept or ())
-        return Survey(tuple(self.calls), barred, frozenset(glued), uses, crossings, *found)
+        reading = frozenset(name for name, _ in self.read if name)
+        return Survey(tuple(self.calls), barred, frozenset(glued), uses, crossings, *found, self.specs, reading)
 
 
 def _loose(known: _Bound) -> str:
@@ -299,16 +353,26 @@ class _Operations(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         draws = not torch.equal(before, torch.default_generator.get_state())
         made = tree_leaves(result)
+        watch.effects.makes(made, given)
+        written = [*given[: writes(name)], *_out_of(kwargs)]
+        for each in written:
+            if not watch.is_bound(each):
+                watch.effects.writes(each)
         if is_bound:
             watch.drifted = watch.drifted or draws
             if any(watch.is_bound(each) for each in read_by(name, args, kwargs or {})):
-                watch.reads(f"{name}()")
+                watch.reads(f"{name}()", watch.operations.inner)
             if writes(name) and given and not watch.uses_of(given[:1])[0]:
-                watch.reads(f"{name}, which writes it elsewhere")
+                watch.reads(f"{name}, which writes it elsewhere", watch.effects.home(given[0]))
             watch.binds(made, label, drawn=is_drawn)
         elif draws and watch.drifted:
             watch.binds(made, label, drawn=True)
         return result
+
+
+def _out_of(kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:
+    """The tensors to which an operation writes its results."""
+    return [leaf for leaf in tree_leaves((kwargs or {}).get("out")) if isinstance(leaf, torch.Tensor)]
 
 
 class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -379,7 +443,7 @@ def _begins(watch: _Watch, name: str) -> Callable[..., None]:
 
 
 def _ends(watch: _Watch, name: str) -> Callable[..., None]:
-    return lambda _module, _args, output: watch.ends(name, tree_leaves(output))
+    return lambda _module, _args, output: watch.ends(name, output)
 
 
 def _in_a_checkpoint() -> bool:

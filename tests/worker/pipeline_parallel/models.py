@@ -298,6 +298,45 @@ class Experts(nn.Module):
         return out
 
 
+class Router(nn.Module):
+    """Sends each row to the expert of its choice. Nobody knows before how many rows an expert gets, nor what `forward` returns
+    beside its mixture: a number, rows of some expert, and its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 3)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        chances = self.gate(x).softmax(-1)
+        chosen, mixed = chances.argmax(-1), torch.zeros(x.shape)
+        for i, expert in enumerate(self.experts):
+            (at,) = torch.where(chosen == i)
+            if len(at):
+                mixed[at] = mixed[at] + expert(x[at]) * chances[at, i, None]
+        return mixed, {"most": chances.max().item(), "some": x[chosen == 0] * 2, "given": x, "count": len(at)}
+
+
+class Routed(nn.Module):
+    """A mixture of experts, whose routers look at values in each layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(16, 16)
+        self.norms = nn.ModuleList([nn.LayerNorm(16) for _ in range(3)])
+        self.routers = nn.ModuleList([Router() for _ in range(3)])
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, extra = functional.dropout(self.inputs(x), 0.1, self.training), torch.zeros(())
+        for norm, router in zip(self.norms, self.routers, strict=True):
+            mixed, found = router(norm(x))
+            x = x + mixed
+            extra = extra + found["some"].sum() * found["most"] + found["count"] * found["given"].mean()
+        out: Tensor = self.out(x) + extra * 1e-2
+        return out
+
+
 def draws(model: nn.Module, batch: Any) -> Tensor:
     """Random draws of all three kinds, before and after the model."""
     x = batch[0].clone()
@@ -345,4 +384,5 @@ CASES = {
         Selective, functools.partial(masked, selects=True), _integers(20, 4, 6), ("hidden", "last", "head")
     ),
     "transposed": Case(Transposed, lambda model, batch: model(batch), _random(7, 40, 48), ("mark",)),
+    "routed": Case(Routed, pixels, (_random(12, 16), _integers(4, 12)), ("norms.1", "routers.1.gate", "out")),
 }

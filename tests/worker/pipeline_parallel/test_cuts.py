@@ -191,7 +191,7 @@ def test_refused_borders(what: str) -> None:
     assert raised.value.remedy
 
 
-def test_data_dependent_modules_may_stand_behind_the_last_border() -> None:
+def test_what_the_model_itself_reads_may_stand_behind_the_last_border() -> None:
     x, y = torch.randn(12, 16), torch.randint(0, 4, (12,))
     case = Case(Experts, pixels, (x, y), ())
     assert cuts_of(case, ("gate",)).borders == ("gate",)

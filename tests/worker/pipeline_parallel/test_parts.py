@@ -63,10 +63,11 @@ def test_activations_arrive_as_they_were_sent(dtype: torch.dtype) -> None:
         torch.ones(1, 5, dtype=dtype).expand(3, 5),
         torch.zeros(0, 3),
     ]
-    sent = Activations([pack(each) for each in tensors], [True, False, False], [(0, 1)], [(("a.b", 1, 0), 2)], later)
+    flows, skips = [True, False, False], [(("a.b", 1, 0), 2)]
+    sent = Activations([pack(each) for each in tensors], flows, [(0, 1)], skips, later, told="[]")
     came = messages.activations(messages.encode(sent, seeded), seeded)
     assert came is not None
-    assert (came.flows, came.places, came.skips) == ([True, False, False], [(0, 1)], [(("a.b", 1, 0), 2)])
+    assert (came.flows, came.places, came.skips, came.told) == (flows, [(0, 1)], skips, "[]")
     for border_value, tensor in zip(came.border_values, tensors, strict=True):
         arrived = unpack(border_value)
         assert (arrived.stride(), arrived.dtype) == (tensor.stride(), tensor.dtype)

@@ -110,6 +110,19 @@ class Mixtral(_Tokens):
         return model(input_ids=batch[0], labels=batch[0]).loss
 
 
+class Routed(_Random):
+    """Each router looks at values, and returns as many rows as it likes."""
+
+    def samples(self, rows: int) -> tuple[Tensor, ...]:
+        return torch.randn(rows, 16), torch.randint(4, (rows,))
+
+    def model(self) -> nn.Module:
+        return models.Routed()
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"accuracy": (model(batch[0]).argmax(1) == batch[1]).float().mean()}
+
+
 class T5(_Tokens):
     """All blocks of the decoder use the encoder's result, as the other blocks use the biases of the first. Both halves and
     the output layer use one embedding."""
@@ -180,4 +193,4 @@ class Vae(_Random):
         return models.evidence(model, batch[0])
 
 
-ZOO = (BatchnormMlp, ResNet, UNet, Lstm, Gpt2, Mixtral, T5, Bert, Vit, Vae)
+ZOO = (BatchnormMlp, ResNet, UNet, Lstm, Gpt2, Mixtral, Routed, T5, Bert, Vit, Vae)
