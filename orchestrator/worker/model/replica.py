@@ -35,6 +35,10 @@ from orchestrator.worker.model.moving_buffers import MEAN, BufferRemains, Moving
 from orchestrator.worker.model.packed_buffers import PackedBuffers
 from orchestrator.worker.model.refusals import refuse_unsupported
 
+# A backward pass looks at the version of what it has kept, and finds one of another micro-batch under way.
+_SET_VERSIONS: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] | None = getattr(
+    getattr(torch._C, "_autograd", None), "_unsafe_set_version_counter", None
+)
 _PIECE = 2**12  # elements
 _FEW_BYTES = 2**20  # of statistics, which are kept for each shard of a step as they are; of more, whether they changed
 _PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
@@ -146,11 +150,17 @@ class Replica:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def continue_shard(self, buffers: Sequence[torch.Tensor]) -> None:
+    def versions(self) -> tuple[int, ...]:
+        """How often each buffer has been changed in place, in their order."""
+        return tuple(buffer._version for buffer in self._moving)
+
+    def continue_shard(self, buffers: Sequence[torch.Tensor], versions: Sequence[int] = ()) -> None:
         """Go on with a shard that left the buffers like this, while others are under way: no version is raised that their
-        backward passes would miss."""
+        backward passes would miss. versions: as the shard left them; none where its own pass looks at none."""
         if buffers:
             foreach.copy([buffer.data for buffer in self._moving], list(buffers))
+        if versions and _SET_VERSIONS is not None:
+            _SET_VERSIONS(tuple(self._moving), tuple(versions))
 
     def give_up_shard(self) -> None:
         """Reset the buffers to those of the step after whatever happened. A GPU that has failed copies nothing any

@@ -33,6 +33,7 @@ class Flight:
     buffers: list[torch.Tensor]  # as the forward pass left them
     weight: float = 0.0  # of the loss, in the last stage
     loss: torch.Tensor | None = None  # of the last stage; None in the others
+    versions: tuple[int, ...] = ()  # of the buffers, as the forward pass left them; none of a recording
     recording: Recording | None = None  # that has done its forward pass; None where it was computed
 
     def light(self, batch: Callable[[], Any]) -> Flight:
@@ -52,7 +53,8 @@ class Flight:
         self.seeded.restore()
         record, leaves, value = stage.forward(self.call.make, "training", self.came)
         judged = None if self.loss is None else self.call.judged(value)
-        return replace(self, record=record, loss=None if judged is None else judged[0]), leaves
+        loss = None if judged is None else judged[0]
+        return replace(self, record=record, loss=loss, versions=replica.versions()), leaves
 
 
 def begins_at_once(program: Sequence[Task]) -> frozenset[int]:

@@ -196,7 +196,10 @@ class StageTrainer:
                     else:
                         leaves, value = recording.forward(call, came)
                     buffers = parts.replica.buffers()
-                    flight = Flight(record, call, came, Generators.now(), seeded, buffers, recording=recording)
+                    versions = parts.replica.versions() if recording is None else ()
+                    flight = Flight(
+                        record, call, came, Generators.now(), seeded, buffers, versions=versions, recording=recording
+                    )
                     judge = call.judged if recording is None else call.judged_late
                     if leaves is None and (judged := judge(value)) is not None:
                         flight = replace(flight, loss=judged[0], weight=judged[2])
@@ -261,7 +264,7 @@ class StageTrainer:
         parameters = parts.stage.parameters
         for parameter in parameters.values():
             parameter.grad = None
-        parts.replica.continue_shard(flight.buffers)
+        parts.replica.continue_shard(flight.buffers, flight.versions if recording is None else ())
         (flight.generators if behind is None else behind.generators).restore()
         tied = {} if behind is None else dict(behind.tied)
         own = {name: tied.pop(name) for name in list(tied) if name in parameters}

@@ -51,6 +51,31 @@ def test_a_model_in_stages_gives_the_trace_and_the_digest_of_the_unsplit_one() -
     _same(pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, tensors_every=2)
 
 
+class Scaled(nn.Linear):
+    """Divides by a moving average, which each batch moves before."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        assert isinstance(self.scale, Tensor)
+        if self.training:
+            with torch.no_grad():
+                self.scale.mul_(0.9).add_(out.abs().mean(0), alpha=0.1)
+        return out / self.scale
+
+
+class ScaledByAnAverage(pipelines.Small):
+    def model(self) -> nn.Module:
+        first, last = nn.Linear(pipelines.FEATURES, 8), nn.Linear(8, pipelines.CLASSES)
+        return nn.Sequential(first, Scaled(), nn.Linear(8, 8), Scaled(), last)
+
+    def buffers(self) -> dict[str, str]:
+        return {"*.scale": "mean"}
+
+
 class FreezingInLoss(pipelines.Mlp):
     def loss(self, model: nn.Module, batch: Any, step: int = 0) -> Any:
         model[0].requires_grad_(step > 0)  # type: ignore[index]
@@ -238,6 +263,18 @@ def test_every_mesh_gives_the_same(kind: Any, layout: Layout) -> None:
 def test_a_tied_embedding(layout: Layout, precision: str) -> None:
     args = {"width": 16, "layers": 3, "heads": 2, "window": 128}
     _same(Characters, layout, args=args, clip=0.5, optimizer=ADAM, shards=4, batch_size=8, steps=3, precision=precision)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_buffer_that_moves_is_used_behind_while_others_are_under_way(order: str, recompute: bool) -> None:
+    """Torch tells by its version whether it is what the forward pass had."""
+    expected = train(ScaledByAnAverage, shards=4, steps=3)
+    given = {"shards": 4, "steps": 3, "pipeline_order": order, "recompute": recompute}
+    found = train(ScaledByAnAverage, Layout(2, stages=2), **given)
+    assert found.trace == expected.trace
+    assert found.digest == expected.digest
 
 
 @pytest.mark.slow
