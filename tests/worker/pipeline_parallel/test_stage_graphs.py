@@ -31,9 +31,11 @@ from tests.comm.transports import device_double
 from tests.numerics.device import host
 from tests.products import thinned
 from tests.worker import pipelines
+from tests.worker.pipeline_parallel import models
 from tests.worker.pipeline_parallel.sockets import Sockets
 from tests.worker.pipeline_parallel.test_on_device import TINY
 from tests.worker.pipeline_parallel.test_runs import ADAM, KINDS, MESHES
+from tests.worker.pipeline_parallel.zoo import Routed
 from tests.worker.retracing import Noting, Retracer
 from tests.worker.runs import ONE, Layout, members_end, train
 from tests.worker.test_shard_graphs import IN_HOST_MEMORY, LOOKS
@@ -107,6 +109,44 @@ def test_a_batch_that_the_loss_changes_comes_anew_for_each_pass_that_nobody_coun
     assert (split.trace, split.digest) == (unsplit.trace, unsplit.digest)
     assert not recorders.told
     assert all(recorder.replays > 2 for recorder in recorders.made)
+
+
+class Mixing(models.Router):
+    """Returns the same shapes for each micro-batch."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x)[0], {"some": x.sum(), "given": x, "most": 1.0, "count": 1}
+
+
+class BehindReaders(Routed):
+    """Its last stage looks at no value."""
+
+    router: type[nn.Module] = Mixing
+
+    def model(self) -> nn.Module:
+        model = models.Routed()
+        model.routers = nn.ModuleList([self.router() for _ in range(3)])
+        return model
+
+    def stages(self, _: nn.Module) -> list[str]:
+        return ["norms.2", "out"]
+
+
+class BehindFickleReaders(BehindReaders):
+    router = models.Router
+
+
+@pytest.mark.parametrize("kind", [BehindReaders, BehindFickleReaders])
+def test_a_stage_behind_readers_is_recorded_for_what_it_is_told(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    settings: dict[str, Any] = {"optimizer": ADAM, "steps": 6}
+    unsplit = train(kind, ONE, **settings)
+    recorders = Recorders(monkeypatch)
+    with Sockets("unix", 3) as sockets:
+        split = train(kind, Layout(3, stages=3), wire=sockets.transport, regions=sockets.regions, **settings)
+    assert (split.trace, split.digest) == (unsplit.trace, unsplit.digest)
+    assert all("not permitted when stream is capturing" in why for why in recorders.told)
+    assert len(recorders.told) == 2
+    assert recorders.made[2].replays > 0
 
 
 @pytest.mark.long
