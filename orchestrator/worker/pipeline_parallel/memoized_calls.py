@@ -89,54 +89,44 @@ class MemoizedCalls:
                 module.forward = forward
         self._wrapped = []
 
-    def call(self, name: str, module_call: _MemoizedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module of this name is called with these."""
+    def call(self, module_call: _MemoizedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module is called with these."""
         prefix = self._prefix()
         if prefix is None:
             return module_call.forward(*args, **kwargs)
-        if name in prefix.readers and prefix.operations.inner[0] == name:
-            return self._told(prefix, prefix.operations.inner, module_call, args, kwargs)
-        return self._run(prefix, name, module_call, args, kwargs)
+        is_reader = module_call.name in prefix.readers and prefix.operations.inner[0] == module_call.name
+        return (self._told if is_reader else self._run)(prefix, module_call, args, kwargs)
 
-    def _told(
-        self,
-        prefix: Prefix,
-        opened: Opened,
-        module_call: _MemoizedCall,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _told(self, prefix: Prefix, module_call: _MemoizedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a reader's call, as it was told, or to be told."""
         given, _ = flattened(args, kwargs)
+        opened = prefix.operations.inner
         if opened in prefix.told:
             prefix.told_used += 1
             with nullcontext() if prefix.looking is None else prefix.looking.within(users=False):
                 return self._made(prefix.told[opened], given, prefix)
         before = prefix.counts.copy()
-        result = self._run(prefix, opened[0], module_call, args, kwargs)
+        result = self._run(prefix, module_call, args, kwargs)
         if prefix.own and prefix.tells is not None:
             calls = {name: n for name, n in (prefix.counts - before).items() if name in prefix.counted}
             known = noted(result, given, calls, told_leaf)
-            if known is None or known.spec != prefix.readers[opened[0]]:
+            if known is None or known.spec != prefix.readers[module_call.name]:
                 raise ValueNeeded(
-                    f"{opened[0]!r}, whose code reads values, does not return tensors, numbers and strings as in the beginning"
+                    f"{module_call.name!r}, whose code reads values, does not return tensors, numbers and strings as in the "
+                    "beginning"
                 )
             prefix.tells[opened] = known
         return result
 
-    def _run(
-        self,
-        prefix: Prefix,
-        name: str,
-        module_call: _MemoizedCall,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        if prefix.own or self._kinds[name] > _MOST_KINDS:
+    def _run(self, prefix: Prefix, module_call: _MemoizedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its result, remembered or computed."""
+        if prefix.own or self._kinds[module_call.name] > _MOST_KINDS:
             return module_call.forward(*args, **kwargs)
         if prefix.looking is None:
-            return self._remembered(prefix, name, module_call, args, kwargs, module_call.forward)
-        if prefix.operations.inner[0] != name:  # called past its hooks: its operations count among those of the caller
+            return self._remembered(prefix, module_call, args, kwargs, module_call.forward)
+        if (
+            prefix.operations.inner[0] != module_call.name
+        ):  # called past its hooks: its operations are among the caller's
             return module_call.forward(*args, **kwargs)
         looking = prefix.looking
 
@@ -145,12 +135,11 @@ class MemoizedCalls:
                 return module_call.forward(*args, **kwargs)
 
         with looking.within(users=False):
-            return self._remembered(prefix, name, module_call, args, kwargs, forward)
+            return self._remembered(prefix, module_call, args, kwargs, forward)
 
     def _remembered(
         self,
         prefix: Prefix,
-        name: str,
         module_call: _MemoizedCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -158,11 +147,11 @@ class MemoizedCalls:
     ) -> Any:
         """forward: of the call."""
         leaves, spec = flattened(args, kwargs)
-        key = _signature(name, module_call.module, leaves, str(spec), any_value=module_call.any_value)
+        key = _signature(module_call, leaves, str(spec))
         if key is None:
             return forward(*args, **kwargs)
         if key not in self._known:
-            self._kinds[name] += 1
+            self._kinds[module_call.name] += 1
             before = len(prefix.named)
             result, recipe = _recorded(prefix, leaves, lambda: forward(*args, **kwargs))
             if not _are_kept(prefix.named[before:], (*leaves, *tree_flatten(result)[0])):
@@ -187,14 +176,15 @@ class _MemoizedCall:
 
     def __init__(self, calls: MemoizedCalls, name: str, module: torch.nn.Module) -> None:
         functools.update_wrapper(self, module.forward)  # which takes what another stage's one has, too
-        self._calls, self._name = weakref.ref(calls), name  # weakly: who looks for state in the model goes no further
+        self._calls, self.name = weakref.ref(calls), name  # weakly: who looks for state in the model goes no further
         self.module, self.forward = module, module.forward
+        # its result has the same shape, whatever its tensors hold
         self.any_value = type(module).__module__.startswith("torch.nn.modules.") and not [*module.children()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls = self._calls()
         assert calls is not None
-        return calls.call(self._name, self, args, kwargs)
+        return calls.call(self, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The `forward` of the copy of the module."""
@@ -234,16 +224,15 @@ def _are_kept(named: Sequence[weakref.ref[FakeTensor]], known: Sequence[Any]) ->
     return any(each is not None and id(each) not in ids for each in (reference() for reference in named))
 
 
-def _signature(name: str, module: torch.nn.Module, leaves: list[Any], spec: str, *, any_value: bool) -> Any:
-    """None where the call may depend on more than what is compared here. any_value: its result has the same shape, whatever
-    its tensors hold."""
+def _signature(module_call: _MemoizedCall, leaves: list[Any], spec: str) -> Any:
+    """None where the call may depend on more than what is compared here."""
     with torch._C.DisableTorchFunctionSubclass():
-        found = tuple(_compared(leaf, any_value=any_value) for leaf in leaves)
+        found = tuple(_compared(leaf, any_value=module_call.any_value) for leaf in leaves)
     if None in found:
         return None
     mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    modes = module.training, torch.is_grad_enabled(), mixed, torch.get_default_dtype()
-    return name, spec, modes, found
+    modes = module_call.module.training, torch.is_grad_enabled(), mixed, torch.get_default_dtype()
+    return module_call.name, spec, modes, found
 
 
 def _compared(leaf: Any, *, any_value: bool) -> Any:
