@@ -142,7 +142,7 @@ def _of_result(result: Any, given: frozenset[int], noted: list[torch.Tensor]) ->
         within = [each for each in gc.get_referents(holder) if not isinstance(each, torch.Tensor | type)]
         found += [each for each in within if id(each) not in holders]
         holders.update(map(id, within))
-    gc.unfreeze()  # or lists of modules that were there before this process was forked are not looked at
+    # Not looked at is what was there before this process was forked, which are objects of torch, Ray and this package.
     others = gc.get_referrers(*tensors) if tensors else []
     keeps = any(id(each) not in holders and not isinstance(each, _PASSING) for each in others)
     return "keeps a tensor elsewhere that it returns" if keeps else ""

@@ -45,6 +45,7 @@ class Reading(nn.Module):
 
     def __init__(self, does: Callable[[Any, Tensor, Tensor], Any]) -> None:
         super().__init__()
+        Reading.elsewhere = []  # as in a module that is imported in a worker: the tests freeze what was there before
         self.first, self.reader, self.last = nn.Linear(16, 16), Reader(does), nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Any:

@@ -136,7 +136,7 @@ class BehindFickleReaders(BehindReaders):
     router = models.Router
 
 
-@pytest.mark.parametrize("kind", thinned([BehindReaders, BehindFickleReaders], 1), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", thinned([BehindReaders, BehindFickleReaders], 2), ids=lambda kind: kind.__name__)
 def test_a_stage_behind_readers_is_recorded_for_what_it_is_told(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     settings: dict[str, Any] = {"optimizer": ADAM, "steps": 4}
     unsplit = train(kind, ONE, **settings)
