@@ -1,16 +1,17 @@
 """Whether a rerun repeated its original to the last bit, and if not, where they part.
 
-    exact           same inputs, every line of the traces and the final digest agree; also on another processor or GPU, which
-                    is named
+    exact           same inputs, every line of the traces, the final digest and the evaluations agree; also on another processor
+                    or GPU, which is named
     diverged        same inputs, and something differs: `first_divergence` says at which step, what, and both values
     inputs-differ   code, data, settings or environment differ, so no exactness is claimed, whether the traces agree or not
                     (F7); or bits do, on another processor or GPU, which is the first to be suspected
 
 A line is compared in the order in which a step makes its parts: loss, gradient, parameters. Parameters, and digests of single
-tensors, are compared where both lines have them. In asynchronous runs the sync barriers are compared, too, and the original's
-trace up to its last sync barrier: no record says in which order later updates were computed. An original that did not finish
-(it has no final digest) is repeated as far as it went: what the rerun computed beyond is no divergence. Which inputs count is
-decided in `comparison.py`. Pure; nothing is read here.
+tensors, are compared where both lines have them. Evaluations come last, at the steps after which both runs have made one: how
+often they are made may be changed, and what they give is as exact as a step. In asynchronous runs the sync barriers are
+compared, too, and the original's trace up to its last sync barrier: no record says in which order later updates were computed.
+An original that did not finish (it has no final digest) is repeated as far as it went: what the rerun computed beyond is no
+divergence. Which inputs count is decided in `comparison.py`. Pure; nothing is read here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from orchestrator.records.trace import Line, is_hidden
 
 Word = Literal["exact", "diverged", "inputs-differ"]
 TENSOR = "tensor:"
+METRIC = "metric:"
 NAMED = 5  # tensors in a sentence
 
 
@@ -37,11 +39,12 @@ class RunResult(TypedDict, total=False):
     rests: Sequence[Barrier]  # the records of the sync barriers of an asynchronous run
     digest: str | None  # SHA-256 of the final parameters; None if the run did not finish
     best: str | None  # likewise of the run's model, if that is not the last one
+    evaluations: Mapping[int, Mapping[str, Any]]  # the metrics of each by the last step before it
 
 
 class Divergence(TypedDict):
-    """The first difference between two runs. what: `loss`, `gradient`, `parameters`, `tensor:NAME`, or `KEY of rest NUMBER`;
-    expected, got: None where a side has no such thing."""
+    """The first difference between two runs. what: `loss`, `gradient`, `parameters`, `tensor:NAME`, `metric:NAME`, or `KEY
+    of rest NUMBER`; expected, got: None where a side has no such thing."""
 
     step: int
     what: str
@@ -79,17 +82,24 @@ class Verdict:
     machines: tuple[str, ...] = ()  # how processors and GPUs differ, as phrases
 
     @property
+    def is_trained_alike(self) -> bool:
+        """Whether all steps and the final parameters agree, and an evaluation at most does not."""
+        return self.first_divergence is None or self.first_divergence["what"].startswith(METRIC)
+
+    @property
     def text(self) -> str:
         """The verdict in a sentence or two."""
         found = self.first_divergence
-        if found is None:
+        if self.is_trained_alike:
             what = (
                 f"all {self.steps} steps and the final parameters"
                 if self.finished
                 else f"the {self.steps} steps made then"
             )
             same = f"{what} agree to the last bit"
-        else:
+        if found is not None and self.is_trained_alike:
+            same = f"{divergence_text(found)}; {same}"
+        elif found is not None:
             before = f"; the {self.steps} steps before agree" if self.steps else ""
             same = divergence_text(found) + before
         if self.tensors is not None:
@@ -131,6 +141,8 @@ def judge(
     best = original.get("best")
     if found is None and best is not None and best != repeated.get("best"):
         found = _divergence(max(0, walk.steps - 1), "best model", best, repeated.get("best"))
+    if found is None:
+        found = _of_evaluation(original.get("evaluations", {}), repeated.get("evaluations", {}), walk.last)
     differ = bool(differences) or (bool(machines) and found is not None)
     word: Word = "inputs-differ" if differ else "exact" if found is None else "diverged"
     return Verdict(
@@ -176,11 +188,26 @@ def _of_barrier(parted: Parting) -> Divergence:
     return _divergence(parted.step, what, expected, got)
 
 
+def _of_evaluation(
+    expected: Mapping[int, Mapping[str, Any]], got: Mapping[int, Mapping[str, Any]], last: int
+) -> Divergence | None:
+    """The first metric that differs, of evaluations after steps up to `last`."""
+    for step in sorted(step for step in expected.keys() & got.keys() if step <= last):
+        left, right = expected[step], got[step]
+        for name in sorted({*left, *right}):
+            values = [None if side.get(name) is None else str(side[name]) for side in (left, right)]
+            if values[0] != values[1]:
+                return _divergence(step, f"{METRIC}{name}", *values)
+    return None
+
+
 class _Walk:
-    """Two traces side by side. steps: those that are equal, from the first; tensors: as in Verdict."""
+    """Two traces side by side. steps: those that are equal, from the first; last: the last of them, -1 for none; tensors: as in
+    Verdict."""
 
     def __init__(self, *, prefix: bool) -> None:
         self.steps = 0
+        self.last = -1
         self.tensors: tuple[int, tuple[str, ...]] | None = None
         self._prefix = prefix
 
@@ -193,6 +220,7 @@ class _Walk:
             found = found or _compare(left, right)
             if found is None:
                 self.steps += 1
+                self.last = (left or right or {"step": -1})["step"]
             elif left is not None and right is not None and (names := tensors_of(differing(left, right))):
                 self.tensors = (left["step"], names)
                 return found
@@ -258,6 +286,8 @@ def _divergence(step: int, what: str, expected: str | None, got: str | None) -> 
 
 
 def _shown(what: str, value: str) -> str:
+    if what.startswith(METRIC):
+        return value
     if what != "loss" or is_hidden(value):
         return value if len(value) <= 16 else f"{value[:12]}..."
     return repr(float.fromhex(value))

@@ -356,3 +356,17 @@ def test_files_of_a_run_that_is_driven_here_are_its_own(tmp_path: Path) -> None:
     with files.leased():
         Recorded.of(cast("Any", store), tmp_path, replace(PAST, status="RUNNING"))
     assert files.trace.read_text() == "own"
+
+
+def test_evaluations_are_those_of_the_journal_and_the_last_of_one_that_was_made_again(recorded: Recorded) -> None:
+    assert recorded.evaluations() == {}
+    told = [
+        {"event": "evaluated", "step": step, "metrics": {"a": value}}
+        for step, value in ((1, 0.1), (3, 0.3), (1, "nan"))
+    ]
+    lines = [json.dumps(each) + "\n" for each in [{"event": "run_ended", "why": "evaluated"}, *told]]
+    recorded.files.journal.write_text("".join(lines))
+    assert recorded.evaluations() == recorded.as_run()["evaluations"] == {1: {"a": "nan"}, 3: {"a": 0.3}}
+    recorded.files.journal.write_text('{"event": "evaluated", "step": 1}\n')
+    with refused("record.damaged", "journal.jsonl"):
+        recorded.evaluations()

@@ -162,6 +162,42 @@ def test_another_machine_is_exact_with_the_same_bits_and_suspected_first_with_ot
     assert agreeing.text.startswith(f"inputs-differ: package numpy: 1 -> 2; {machine}. Even so, all 12 steps")
 
 
+def test_an_evaluation_that_differs_is_no_exact_repetition() -> None:
+    """A validation set that follows from a clock or a service leaves every step as it was."""
+    then = {
+        3: {"validation/acc": 0.5, "validation/loss": 1.0},
+        7: {"validation/acc": 1.0},
+        11: {"validation/acc": "nan"},
+    }
+    now: dict[int, Any] = {3: then[3], 7: {"validation/acc": 0.75}, 11: {"validation/acc": "nan"}}
+    original: Any = {"trace": trace(), "digest": "d", "evaluations": then}
+    found = judge(original, {"trace": trace(), "digest": "d", "evaluations": now})
+    assert (found.word, found.is_trained_alike, found.first_divergence) == (
+        "diverged",
+        True,
+        {"step": 7, "what": "metric:validation/acc", "expected": "1.0", "got": "0.75"},
+    )
+    assert found.text == (
+        "diverged: step 7: metric:validation/acc was 1.0, is 0.75; all 12 steps and the final parameters agree to the last bit"
+    )
+    lacking = judge(original, {"trace": trace(), "digest": "d", "evaluations": {3: {"validation/acc": 0.5}}})
+    assert "metric:validation/loss: the rerun has none" in lacking.text
+    parted = judge(original, {"trace": spoil(trace(), 9, "loss"), "digest": "e", "evaluations": now})
+    assert not parted.is_trained_alike
+    assert parted.first_divergence is not None
+    assert parted.first_divergence["what"] == "loss"
+
+
+def test_evaluations_count_where_both_have_one_and_as_far_as_the_original_went() -> None:
+    """How often is a matter of the execution. One that was interrupted had evaluated behind the step that it went back to."""
+    then, now = {1: {"a": 1.0}, 8: {"a": 2.0}}, {1: {"a": 1.0}, 4: {"a": 9.0}, 8: {"a": 3.0}}
+    found = judge(
+        {"trace": trace()[:6], "digest": None, "evaluations": then},
+        {"trace": trace(), "digest": "d", "evaluations": now},
+    )
+    assert (found.word, found.steps) == ("exact", 6)
+
+
 def test_of_an_asynchronous_run_that_began_later_steps_behind_its_last_rest_do_not_count() -> None:
     """It was killed in a sprint, and its first step is not step 0."""
     lines = trace()[4:]

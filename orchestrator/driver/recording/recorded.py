@@ -216,7 +216,7 @@ class Recorded:
             raise _damaged(self.files.data, "it tells of no inputs")
         if not all(isinstance(part, Mapping) for node in self.environments for part in (node, node.get("bits", {}))):
             raise _damaged(self.files.environment, "its nodes are no nodes")
-        self.inputs, self.input_audit, self.obstacles  # noqa: B018 - each is read whole
+        self.inputs, self.input_audit, self.obstacles, self.evaluations()  # each is read whole
 
     @property
     def inputs(self) -> list[Input]:
@@ -273,6 +273,17 @@ class Recorded:
         except ValueError as error:
             raise _damaged(self.files.barriers, str(error)) from None
 
+    def evaluations(self) -> dict[int, Mapping[str, Any]]:
+        """The metrics of each evaluation by the last step before it, those of one that was made again as they came out last.
+        Raises NotRerunnable for a damaged journal."""
+        if not self.files.journal.exists():
+            return {}
+        try:
+            told = [each for each in lines.read(self.files.journal, b'"evaluated"') if each["event"] == "evaluated"]
+            return {int(each["step"]): dict(each["metrics"]) for each in told}
+        except (ValueError, TypeError, KeyError) as error:
+            raise _damaged(self.files.journal, str(error)) from None
+
     @property
     def _is_asynchronous(self) -> bool:
         if not self.files.settings.exists():
@@ -315,6 +326,7 @@ class Recorded:
         recorded = _read(self.files.data)
         listing = recorded.get("listing")
         found["inputs"] = recorded.get("inputs", []) + [{"path": LISTING, "md5": listing}] * (listing is not None)
+        found["evaluations"] = self.evaluations()
         if recorded.get("profile"):
             found["profiles"] = {"training": recorded["profile"]}
         found["environments"] = self.environments

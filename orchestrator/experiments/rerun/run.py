@@ -48,6 +48,10 @@ from orchestrator.records.input_audit import InputAudit, is_below
 from orchestrator.records.verdict import Divergence, Verdict, judge
 
 _SHOWN = 3  # files in a sentence
+_EVALUATED = (
+    "the training came out the same, so the validation set or the metrics follow from what is not recorded (a clock, a file, "
+    "a service)"
+)
 _ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
 
 
@@ -78,6 +82,11 @@ class Rerun:
         return None if self.verdict is None else self.verdict.word
 
     @property
+    def is_trained_alike(self) -> bool:
+        """Whether nothing but an evaluation differs."""
+        return self.verdict is not None and self.verdict.is_trained_alike
+
+    @property
     def exit_code(self) -> int:
         return exit_code(self.error, self.word)
 
@@ -100,6 +109,8 @@ class Rerun:
             found += f"\nthe record of the original says why it may differ:{bulleted(self.obstacles)}"
         if self.explained is not None:
             return f"{found}\n{self.explained[1].text}"
+        if self.is_trained_alike:
+            return f"{found}\n{_EVALUATED}"
         ask = f"rerun={self.rerun_of} explain=true runs that step once more, to tell chance within it from other causes"
         return f"{found}\n{ask}"
 
@@ -227,7 +238,7 @@ def _trained(repeater: Repeater, wanted: RerunRequest, prepared: Preparation | N
         prepared=prepared,
         beside=read_beside(repeated.input_audit, repeater.project),
     )
-    if wanted.explaining and done.word == "diverged":
+    if wanted.explaining and done.word == "diverged" and not done.is_trained_alike:
         done = _explain(repeater, repeated, done)
     _publish(repeater, repeated, done)
     return done
