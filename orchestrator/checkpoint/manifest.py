@@ -21,6 +21,7 @@ _NAME = re.compile(r"checkpoint-(\d{12})\.json")
 # of a run state: which checkpoints are written and stay, and what follows from the settings
 _BESIDE = ("save_due", "kept", "watched")
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
+_OF_STREAM = re.compile(r"shard/\d+/stream/")  # the place of a shard in its stream (`worker/model/stream_readers.py`)
 
 
 @contextlib.contextmanager
@@ -101,8 +102,22 @@ class Manifest:
     @property
     @readable("the state in the manifest")
     def state_digest(self) -> str:
-        """A digest of what training goes on with, whoever wrote it: equal states have equal digests, whatever the layout."""
-        tensors = {name: vars(entry) for blob in self.blobs for name, entry in blob.tensors.items()}
+        """A digest of what training goes on with, whoever wrote it: equal states have equal digests, whatever the layout; but a
+        model in stages keeps no places in streams."""
+        return self._digest_of(self._tensors)
+
+    @property
+    @readable("the state in the manifest")
+    def digest_without_streams(self) -> str | None:
+        """The same without the places of shards in their streams; None where there are none."""
+        left = {name: entry for name, entry in self._tensors.items() if not _OF_STREAM.match(name)}
+        return None if len(left) == len(self._tensors) else self._digest_of(left)
+
+    @property
+    def _tensors(self) -> dict[str, Any]:
+        return {name: vars(entry) for blob in self.blobs for name, entry in blob.tensors.items()}
+
+    def _digest_of(self, tensors: Mapping[str, Any]) -> str:
         values = {key: _unordered(value) for key, value in self.values.items() if key != "run_state"}
         run_state = [pair for pair in self.values["run_state"]["dict"] if pair[0] not in _BESIDE]
         return _digest({"tensors": tensors, "values": values, "run_state": _unordered({"dict": run_state})})

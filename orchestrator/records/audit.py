@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import comb
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from orchestrator.errors import few
@@ -24,16 +25,19 @@ from orchestrator.records.verdict import Divergence, divergence_text, first_dive
 
 _RARELY = 0.05
 _NAMED = 10
+_NONE: Mapping[int, str] = MappingProxyType({})
 
 
 class Segment(NamedTuple):
     """The steps from `first` up to `end`, exclusive. begins: the digest of the parameters before it, by the trace, None before
-    the first step; state: of all that was kept after it, None where the trace alone tells of its end."""
+    the first step; state: of all that was kept after it, None where the trace alone tells of its end; without_streams: of that
+    without the places of shards in streams, None where none were kept."""
 
     first: int
     end: int
     begins: str | None
     state: str | None
+    without_streams: str | None = None
 
     @property
     def steps(self) -> int:
@@ -128,13 +132,16 @@ class Audit:
         }
 
 
-def segments_of(first: int, trace: Sequence[Line], kept: Mapping[int, str]) -> list[Segment]:
-    """The segments of a run, in order. first: its first step; kept: steps that were done -> the digest of the state kept then.
-    A checkpoint counts if the trace tells of its parameters; the end of the trace, if it does so there."""
+def segments_of(
+    first: int, trace: Sequence[Line], kept: Mapping[int, str], without_streams: Mapping[int, str] = _NONE
+) -> list[Segment]:
+    """The segments of a run, in order. first: its first step; kept: steps that were done -> the digest of the state kept then;
+    without_streams: the same of those with places in streams. A checkpoint counts if the trace tells of its parameters; the end
+    of the trace, if it does so there."""
     known = {line["step"] + 1: str(line["parameters"]) for line in trace if "parameters" in line}
     ends = sorted(step for step in known if step in kept or step == first + len(trace))
     return [
-        Segment(begin, end, known.get(begin) if begin > first else None, kept.get(end))
+        Segment(begin, end, known.get(begin) if begin > first else None, kept.get(end), without_streams.get(end))
         for begin, end in pairwise([first, *ends])
     ]
 
@@ -151,16 +158,25 @@ def missed(segments: int, drawn: int, changed: int) -> float:
 
 
 def compared(
-    segment: Segment, trace: Iterable[Line], again: Iterable[Line], begun: Mapping[int, str], saved: Mapping[int, str]
+    segment: Segment,
+    trace: Iterable[Line],
+    again: Iterable[Line],
+    begun: Mapping[int, str],
+    saved: Mapping[int, str],
+    without_streams: Mapping[int, str] = _NONE,
 ) -> AuditedSegment:
     """The outcome of a segment that was repeated. begun: first steps -> the digest of the parameters that it began with;
-    saved: steps that were done -> that of the state then."""
+    saved: steps that were done -> that of the state then; without_streams: as of `segments_of`. The rest
+    is compared if one of the two has kept no places in streams, as a model in stages does not."""
     got = begun.get(segment.first)
     if segment.begins is not None and got != segment.begins:
         return AuditedSegment(segment, _divergence(segment.first - 1, "parameters", segment.begins, got))
     parted = first_divergence(_within(segment, trace), _within(segment, again))
-    if parted is None and segment.state is not None and saved.get(segment.end) != segment.state:
-        parted = _divergence(segment.end - 1, "state", segment.state, saved.get(segment.end))
+    expected, state = segment.state, saved.get(segment.end)
+    if expected != state and (segment.without_streams is None) != (segment.end not in without_streams):
+        expected, state = segment.without_streams or expected, without_streams.get(segment.end, state)
+    if parted is None and expected is not None and state != expected:
+        parted = _divergence(segment.end - 1, "state", expected, state)
     return AuditedSegment(segment, parted)
 
 

@@ -202,7 +202,7 @@ def test_files_are_copied_at_checkpoints_more_seldom_where_that_takes_long(
     )
     record.upload = lambda: copied.append(now[0])
     sink = EventSink(record, Audience(SimpleNamespace()))
-    manifest: Any = SimpleNamespace(step=1, size_bytes=1, state_digest="d")
+    manifest: Any = SimpleNamespace(step=1, size_bytes=1, state_digest="d", digest_without_streams=None)
     while now[0] < 300.0:
         now[0] += 10.0
         before = len(copied)

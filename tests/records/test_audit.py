@@ -97,6 +97,21 @@ def test_a_segment_has_to_begin_and_to_end_with_the_recorded_state() -> None:
     assert parts(saved={3: "s3", 12: "s12"}) == [None, {**ends, "got": None}, None]
 
 
+def test_where_one_side_kept_places_in_streams_the_rest_is_compared() -> None:
+    placed = [each._replace(without_streams="w6") if each.end == 6 else each for each in SEGMENTS]
+
+    def state(segment: Segment, saved: str, without: str | None = None) -> Any:
+        rest = {} if without is None else {6: without}
+        parted = audit.compared(segment, TRACE, TRACE, BEGUN, {6: saved}, rest).parted
+        return parted and (parted["expected"], parted["got"])
+
+    assert [state(placed[1], "s6", "w6"), state(placed[1], "w6"), state(SEGMENTS[1], "p6", "s6")] == [None] * 3
+    assert state(placed[1], "s6") is None  # an older version writes no other digest
+    assert state(placed[1], "other", "w6") == ("s6", "other"), "both have places, and they differ"
+    assert state(placed[1], "other") == ("w6", "other")
+    assert state(SEGMENTS[1], "p6", "other") == ("s6", "other")
+
+
 def test_it_claims_no_more_than_was_repeated() -> None:
     same = [AuditedSegment(segment, None) for segment in SEGMENTS]
     two = Audit((same[0], same[2]), 3, 12, "seed")

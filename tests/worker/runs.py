@@ -353,13 +353,15 @@ def generation_of(schedule: Schedule, shards: tuple[tuple[int, ...], ...], **beg
 @dataclass
 class Keeping:
     """Has a run keep checkpoints in a folder, one in so many steps, or repeat segments of one that did. saved, begun: steps
-    that were done -> digest of the state that was saved then, and of the parameters with which a segment began."""
+    that were done -> digest of the state that was saved then, and of the parameters with which a segment began;
+    without_streams: as saved, of states with places in streams."""
 
     folder: Path
     archive: int | None = None
     segments: Segments | None = None
     saved: dict[int, str] = field(default_factory=dict)
     begun: dict[int, str] = field(default_factory=dict)
+    without_streams: dict[int, str] = field(default_factory=dict)
 
     def planned(self, plan: Plan) -> Plan:
         checkpoints = replace(plan.checkpoints, archive=self.archive)
@@ -376,7 +378,10 @@ class Keeping:
         catalog = Catalog(open_storage(self.folder), keep=1000)
         for step in sorted({part["step"] for part in parts}):
             of_step = [part for part in parts if part["step"] == step]
-            self.saved[step] = catalog.commit(step, of_step).manifest.state_digest
+            manifest = catalog.commit(step, of_step).manifest
+            self.saved[step] = manifest.state_digest
+            if manifest.digest_without_streams is not None:
+                self.without_streams[step] = manifest.digest_without_streams
         self.begun = {entry["step"]: entry["digest"] for entry in entries if entry.get("event") == "segment_begun"}
 
 

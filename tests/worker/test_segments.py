@@ -18,6 +18,7 @@ from tests.products import thinned
 from tests.refusals import refused
 from tests.worker import pipelines as p
 from tests.worker.runs import ONE, Keeping, Layout, train
+from tests.worker.test_streams import OfStream
 
 pytestmark = pytest.mark.threads
 
@@ -68,6 +69,27 @@ def test_segments_come_out_as_in_the_whole_run(name: str, chosen: list[int], tmp
     for number in chosen:
         part = audit.compared(segments[number], whole.trace, run.trace, again.begun, again.saved)
         assert part.parted is None
+
+
+STAGES = Layout(2, stages=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "other"), [(ONE, STAGES), (STAGES, ONE)], ids=str)
+def test_segments_of_streams_agree_though_one_of_the_two_keeps_no_places_in_them(
+    first: Layout, other: Layout, tmp_path: Path
+) -> None:
+    """A model in stages does not."""
+    settings: dict[str, Any] = {"steps": 6, "shards": 2, "batch_size": 8, "args": {"kind": "WithState"}}
+    kept = Keeping(tmp_path / "kept", archive=3)
+    whole = train(OfStream, first, keeping=kept, **settings)
+    segments = audit.segments_of(0, whole.trace, kept.saved, kept.without_streams)
+    again = Keeping(tmp_path / "again", segments=Segments("a", str(kept.folder), ((0, 3), (3, 6))))
+    run = train(OfStream, other, keeping=again, **settings)
+    for segment in segments:
+        found = audit.compared(segment, whole.trace, run.trace, again.begun, again.saved, again.without_streams)
+        assert found.parted is None
+    assert {bool(kept.without_streams), bool(again.without_streams)} == {first == ONE, other.stages == 1}
 
 
 def test_another_state_in_a_kept_checkpoint_is_seen(tmp_path: Path) -> None:

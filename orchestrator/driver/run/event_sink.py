@@ -450,6 +450,7 @@ class EventSink:
             parts=saved.parts,
             bytes=saved.manifest.size_bytes,
             state=saved.manifest.state_digest,
+            without_streams=saved.manifest.digest_without_streams,
             seals=self._record.seals(saved.step),
             stall_s=saved.stall_s,
             seconds=saved.seconds,

@@ -174,6 +174,7 @@ def _differing_fields(facts: Facts) -> dict[str, Any]:
 def _saved_fields(facts: Facts) -> dict[str, Any]:
     return {
         **only("step", "parts", "bytes", "state")(facts),
+        **({} if facts["without_streams"] is None else only("without_streams")(facts)),
         **facts["seals"],
         **only("stall_s:6", "seconds:3")(facts),
     }

@@ -130,8 +130,8 @@ def draw(original: Recorded, settings: Settings, asked: Asked, *, came_along: bo
             code="audit.checkpoints-unreachable",
         )
     _require_trace(original)
-    storage, kept = _kept(original, came_along=came_along)
-    segments = audit.segments_of(original.held.begin.step, original.trace(), kept)
+    storage, kept, without_streams = _kept(original, came_along=came_along)
+    segments = audit.segments_of(original.held.begin.step, original.trace(), kept, without_streams)
     if len(segments) < 2:
         raise NotRerunnable(
             f"audit: run {run_id} kept no checkpoint on its way, so it is no more than one segment",
@@ -177,9 +177,9 @@ def audited(repeater: Repeater, drawn: Draw, *, check_environment: bool) -> Audi
 def _judged(original: Recorded, repeated: Recorded, drawn: Draw) -> Audit:
     events = list(lines.read(repeated.files.journal))
     begun = {each["step"]: each["digest"] for each in events if each["event"] == "segment_begun"}
-    saved = _states(events)
+    states = _states(events), _states(events, "without_streams")
     trace, again = original.trace(), repeated.trace()
-    parts = tuple(audit.compared(segment, trace, again, begun, saved) for segment in drawn.chosen)
+    parts = tuple(audit.compared(segment, trace, again, begun, *states) for segment in drawn.chosen)
     steps = sum(each.steps for each in drawn.all_segments)
     return Audit(parts, len(drawn.all_segments), steps, drawn.seed)
 
@@ -201,9 +201,9 @@ def _require_trace(original: Recorded) -> None:
         )
 
 
-def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str]]:
-    """The place of the checkpoints, and which there are: steps that were done -> the digest of the state. Raises
-    NotRerunnable where there are none, or others than the journal tells of."""
+def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str], dict[int, str]]:
+    """The place of the checkpoints, and which there are: steps that were done -> the digest of the state; and of those with
+    places in streams -> that without them. Raises NotRerunnable where there are none, or others than the journal tells of."""
     run_id, files = original.past.run_id, original.files
     place = (
         str(files.path.parent / crate.CHECKPOINTS) if came_along else files.checkpoints_at(original.held.checkpoint.uri)
@@ -211,7 +211,9 @@ def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str]]
     digests = _states(list(lines.written(files.journal)))
     try:
         storage = open_storage(place)
-        found = {step: catalog.read(storage, step).state_digest for step in steps_among(storage.sizes()) if step > 0}
+        kept = {step: catalog.read(storage, step) for step in steps_among(storage.sizes()) if step > 0}
+        found = {step: manifest.state_digest for step, manifest in kept.items()}
+        rest = {step: manifest.digest_without_streams for step, manifest in kept.items()}
     except (CheckpointDamaged, ConfigurationError, OSError) as error:
         raise NotRerunnable(
             f"audit: the checkpoints of run {run_id} in {place} cannot be used: {error}",
@@ -231,7 +233,7 @@ def _kept(original: Recorded, *, came_along: bool) -> tuple[str, dict[int, str]]
             "remove it, and the segments on both sides of it are one",
             code="audit.other-checkpoint",
         )
-    return place, found
+    return place, found, {step: digest for step, digest in rest.items() if digest is not None}
 
 
 def _remedy(run_id: str, *, came_along: bool) -> str:
@@ -240,9 +242,9 @@ def _remedy(run_id: str, *, came_along: bool) -> str:
     return f"repeat all of it, and have it keep some for later audits: rerun={run_id} checkpoint.archive=STEPS"
 
 
-def _states(events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def _states(events: Sequence[Mapping[str, Any]], name: str = "state") -> dict[int, str]:
     """The checkpoints that a journal tells of: steps that were done -> the digest of the state."""
-    return {each["step"]: each["state"] for each in events if each["event"] == "checkpoint_saved" and "state" in each}
+    return {each["step"]: each[name] for each in events if each["event"] == "checkpoint_saved" and name in each}
 
 
 def _publish(repeater: Repeater, repeated: Recorded, done: Audited) -> None:
