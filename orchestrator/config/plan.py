@@ -187,10 +187,12 @@ class Members:
         """Processes, with so many workers."""
         return workers + self.spares + self.servers
 
-    def within(self, room: int) -> Members:
-        """The same, started with no more processes than there is room for, as far as the run goes on with so few."""
-        start = max(self.least, min(self.start, room - self.servers))
-        return replace(self, start=start, spares=max(0, min(self.spares, room - self.servers - start)))
+    def within(self, room: int, *, exact: bool) -> Members:
+        """The same, started with no more processes than there is room for, as far as the run goes on with so few. exact: as
+        in Exchange, where the number of servers changes no bit."""
+        servers = min(self.servers, max(1, room - self.least)) if exact else self.servers
+        start = max(self.least, min(self.start, room - servers))
+        return replace(self, start=start, servers=servers, spares=max(0, min(self.spares, room - servers - start)))
 
 
 @dataclass(frozen=True)

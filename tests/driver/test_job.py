@@ -20,8 +20,10 @@ from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.cluster.placement import project_transfer
 from orchestrator.cluster.placement.reservation import ActorSlot, Node
+from orchestrator.config.plan import Members
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
+from orchestrator.driver.launch import resume
 from orchestrator.driver.recording import model_folder
 from orchestrator.driver.report.outcome import RunOutcome
 from orchestrator.driver.run import job
@@ -83,33 +85,54 @@ def test_a_driver_that_may_start_no_further_thread_says_which_limits_to_raise(mo
 
 
 @pytest.mark.parametrize(
-    ("cluster", "begun", "spares"),
+    "why", [{"taken_over": TakenOver(4711, 0.0)}, {"weights_lost": True}], ids=lambda why: next(iter(why))
+)
+@pytest.mark.parametrize(
+    ("cluster", "servers", "begun", "told"),
     [
-        ({"workers": 4}, 3, 0),
-        ({"workers": 2, "spares": 2}, 2, 1),
-        ({"workers": {"min": 4, "max": 5}}, 4, 0),  # fewer would pause
-        ({"workers": 4, "stages": 4}, 4, 0),
+        ({"workers": 4}, 0, (3, 0, 0), "3 of 4 workers"),
+        ({"workers": 2, "spares": 2}, 0, (2, 1, 0), None),
+        ({"workers": {"min": 4, "max": 5}}, 0, (4, 0, 0), None),  # fewer would pause
+        ({"workers": 4, "stages": 4}, 0, (4, 0, 0), None),
+        ({"workers": 2}, 2, (1, 0, 2), "1 of 2 workers"),
+        ({"workers": 2}, 3, (1, 0, 2), "1 of 2 workers and 2 of 3 servers"),
+        ({"workers": {"min": 3, "max": 4}}, 2, (3, 0, 1), "1 of 2 servers"),  # of which there has to be one
     ],
 )
-def test_who_has_taken_over_begins_with_the_workers_that_there_is_room_for(
-    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], begun: int, spares: int
+def test_who_goes_on_after_a_loss_begins_with_the_members_that_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: dict[str, Any],
+    servers: int,
+    begun: tuple[int, int, int],
+    told: str | None,
+    why: dict[str, Any],
 ) -> None:
-    """A node was lost with the driver: the run was refused, though it goes on with fewer workers where they alone are lost."""
+    """A node was lost with the driver, or with the trained weights: the run was refused, though it goes on with fewer members
+    where they alone are lost."""
     speeds = ["10.0.0.1=0.5", "10.0.0.2=0.5"]
     chosen = {"address": "10.0.0.1:1", "speeds": speeds, **cluster}
-    settings = load(
-        [{"run": {"steps": 1}, "pipeline": {"target": "a:B"}, "data": {"shards": 8}, "cluster": chosen}], []
-    )
+    given: dict[str, Any] = {
+        "run": {"steps": 1},
+        "pipeline": {"target": "a:B"},
+        "data": {"shards": 8},
+        "cluster": chosen,
+    }
+    if servers:
+        given["topology"] = {"name": "parameter_server", "servers": servers}
+    settings = load([given], [])
     plan = resolve(settings)
     monkeypatch.setattr(job, "living_nodes", lambda: [Node("1a", "10.0.0.1", {"CPU": 3.0})])
-    display: Any = SimpleNamespace(say=lambda _: None)
+    said: list[str] = []
+    display: Any = SimpleNamespace(say=said.append)
     asked = Job(settings, plan, Path(), Audience(display), PendingSignal())
     run_start = RunStart(requirements(plan))
     assert asked._after_a_loss(run_start) == (asked, run_start)
-    found, start = asked._after_a_loss(replace(run_start, taken_over=TakenOver(4711, 0.0)))
+    found, start = asked._after_a_loss(replace(run_start, **why))
     members = found.plan.cluster.members
     assert start.requirements.members == members
-    assert (members.start, members.spares, members.most) == (begun, spares, plan.cluster.members.most)
+    assert (members.start, members.spares, members.servers) == begun
+    assert members.most == plan.cluster.members.most
+    assert said == ([] if told is None else [f"note: this Ray has room for {told} now"])
     assert list(found.plan.cluster.speeds) == ["10.0.0.1"]
 
 
@@ -187,3 +210,27 @@ def test_the_drivers_node_gets_no_copy_of_the_project_it_has(tmp_path: Path, mon
         places = [slots.take(member, "worker") for member in (1, 2)]
     assert [place is not None and place.project for place in places] == [str(tmp_path)] * 2
     assert carried == []
+
+
+def test_servers_whose_number_changes_bits_stay_as_many() -> None:
+    members = Members(start=2, least=2, most=2, servers=2)
+    assert members.within(3, exact=True).servers == 1
+    assert members.within(3, exact=False).servers == 2
+
+
+def test_what_is_done_again_after_weights_were_lost_is_done_as_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the settings and the trust of the command that trained it: it asked for the workers of the first launch."""
+    asked: list[tuple[Any, ...]] = []
+
+    def resumed(*given: Any, **also: Any) -> tuple[str, RunOutcome]:
+        asked.append((*given, also))
+        return "4e8d", RunOutcome(digest="4a4d")
+
+    monkeypatch.setattr(resume, "resume", resumed)
+    lost = RunOutcome(weights_lost=True, checkpoint=10, error=RunFailed("they are gone", code="run.failed"))
+    _, outcome = resume.with_weights("4e8d", lost, ["cluster.workers=1"], None, ["output=json"], trusted=True)
+    assert outcome.digest == "4a4d"
+    also = {"typed": ["output=json"], "trusted": True, "weights_lost": True}
+    assert asked == [("4e8d", ["cluster.workers=1"], None, also)]

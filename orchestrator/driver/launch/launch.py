@@ -9,8 +9,8 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.settings import Settings
-from orchestrator.driver.folders import project_folder
+from orchestrator.config.settings import Settings, kept
+from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.launch.rehearsal import rehearse
 from orchestrator.driver.launch.repeated import NOTHING, Repeated
 from orchestrator.driver.launch.resume import with_weights, without_ray
@@ -82,7 +82,8 @@ def launch(
         run_id, outcome = job.complete(opening, beginning_of(plan))
     without_ray(run_id, outcome, plan, supervision)
     if repeated == NOTHING and beside is None:
-        return with_weights(run_id, outcome, settings.tracking.uri, typed)
+        again = kept.restored(RunFolder(folder, run_id).settings, settings) if outcome.weights_lost else ()
+        return with_weights(run_id, outcome, again, settings.tracking.uri, typed, trusted=trusted)
     return run_id, outcome
 
 

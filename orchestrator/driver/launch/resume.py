@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,10 @@ def resume(
     typed: Sequence[str] | None = None,
     *,
     trusted: bool = False,
+    weights_lost: bool = False,
 ) -> tuple[str, RunOutcome]:
     """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store;
-    beside, typed: as `launch` takes them; trusted: whether it may be somebody else's.
+    beside, typed: as `launch` takes them; trusted: whether it may be somebody else's; weights_lost: as in `RunStart`.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the
     outcome.
@@ -95,7 +97,7 @@ def resume(
             settings = begin.all_pinned(settings, place, trusted=trusted)
             provenance = checks.check(settings, place)  # most of its notes are on what a launch is about to record
             plan, notes = resolve(settings), tuple(provenance.of_cards)
-            run_start = beginning_of(plan, recorded.files, display.say)
+            run_start = replace(beginning_of(plan, recorded.files, display.say), weights_lost=weights_lost)
             posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
             with (
                 posted as pending_signal,
@@ -108,7 +110,9 @@ def resume(
                 job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision, notes)
                 run_id, outcome = job.complete(opening, run_start)
     without_ray(run_id, outcome, plan, supervision)
-    return with_weights(run_id, outcome, uri, typed) if beside is None else (run_id, outcome)
+    if beside is not None:
+        return run_id, outcome
+    return with_weights(run_id, outcome, overrides, uri, typed, trusted=trusted)
 
 
 def without_ray(run_id: str, outcome: RunOutcome, plan: Plan, supervision: Supervision | None) -> None:
@@ -125,15 +129,21 @@ def without_ray(run_id: str, outcome: RunOutcome, plan: Plan, supervision: Super
 
 
 def with_weights(
-    run_id: str, outcome: RunOutcome, uri: str | None, typed: Sequence[str] | None
+    run_id: str,
+    outcome: RunOutcome,
+    overrides: Sequence[str],
+    uri: str | None,
+    typed: Sequence[str] | None,
+    *,
+    trusted: bool = False,
 ) -> tuple[str, RunOutcome]:
     """Id and outcome of a run that has come to its end, with its trained weights. They may be lost with the last workers, as
-    when this process stood still for longer than workers live without it. Then the run is resumed, and does the steps after
-    its last checkpoint again. Raises as `resume`."""
+    when this process stood still for longer than workers live without it. Then the run is resumed with the overrides, and does
+    the steps after its last checkpoint again. Raises as `resume`."""
     if not outcome.weights_lost or not outcome.checkpoint:
         return run_id, outcome
     for_stream().say(f"{outcome.error}; what follows the checkpoint of step {outcome.checkpoint} is done again")
-    return resume(run_id, (), uri, typed=typed)
+    return resume(run_id, overrides, uri, typed=typed, trusted=trusted, weights_lost=True)
 
 
 def _finished(past: Past) -> RunOutcome:

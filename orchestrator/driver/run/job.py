@@ -251,15 +251,25 @@ class Job:
                 return job._drive(startup, record, ray)
 
     def _after_a_loss(self, run_start: RunStart) -> tuple[Job, RunStart]:
-        """As a driver begins that has taken over by itself: nodes may be lost with the last one, and nobody is there who would
-        ask for less. Workers for whom there is no room yet join later."""
+        """As a driver begins that has taken over by itself, or that lost the trained weights: nodes may be gone, and nobody
+        is there who would ask for less. Workers for whom there is no room yet join later, servers do not."""
         cluster = self.plan.cluster
-        if run_start.taken_over is None or cluster.address is None or self.plan.data.sites:
+        is_after_a_loss = run_start.taken_over is not None or run_start.weights_lost
+        if not is_after_a_loss or cluster.address is None or self.plan.data.sites:
             return self, run_start
         nodes, each = living_nodes(), Need(1, cluster.cpus, cluster.gpus, cluster.together, card=cluster.card_type)
-        members = cluster.members.within(room(each, nodes))
-        if members.start < cluster.members.start:
-            self.display.say(f"note: this Ray has room for {members.start} of {cluster.members.start} workers now")
+        wanted = cluster.members
+        members = wanted.within(room(each, nodes), exact=self.plan.exchange.exact)
+        fewer = [
+            f"{now} of {then} {what}"
+            for now, then, what in (
+                (members.start, wanted.start, "workers"),
+                (members.servers, wanted.servers, "servers"),
+            )
+            if now < then
+        ]
+        if fewer:
+            self.display.say(f"note: this Ray has room for {' and '.join(fewer)} now")
         addresses = {node.address for node in nodes}
         speeds = {address: speed for address, speed in cluster.speeds.items() if address in addresses}
         plan = replace(self.plan, cluster=replace(cluster, members=members, speeds=speeds))

@@ -40,6 +40,8 @@ class RunStart:
     untold: Sequence[Mapping[str, Any]] = ()
     # what is known of a driver that died, by the process that watched it; None elsewhere
     taken_over: TakenOver | None = None
+    # whether it was trained to its end by this driver, and the workers that had the result are gone
+    weights_lost: bool = False
 
     @property
     def told_from(self) -> int:
