@@ -54,7 +54,8 @@ def _older(values: Mapping[str, str]) -> str:
 
 
 def _places() -> dict[str, Any]:
-    """Those that others follow come before these."""
+    """Those that others follow come before these. One is left out, that of all parts of oneDNN: an assignment to it sets
+    `torch.backends` (torch 2.9 to 2.13), and the parts' own are here."""
     import torch
 
     backends: Any = torch.backends
@@ -62,7 +63,6 @@ def _places() -> dict[str, Any]:
     return {
         "torch.backends": backends,
         _CUDNN: cudnn,
-        "torch.backends.mkldnn": onednn,
         "torch.backends.cuda.matmul": backends.cuda.matmul,
         f"{_CUDNN}.conv": cudnn.conv,
         f"{_CUDNN}.rnn": cudnn.rnn,

@@ -166,8 +166,8 @@ def sent_huge(folder: Path, name: str, begins: bytes, repeated: bytes) -> Path:
     return target
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", thinned(HUGE, 5))
+@pytest.mark.long
+@pytest.mark.parametrize("name", HUGE)
 def test_a_crate_that_grows_when_it_is_read_is_refused(tmp_path: Path, name: str) -> None:
     """In a process of its own, and in 1 GB of memory."""
     target = sent_huge(tmp_path, name, *HUGE[name])

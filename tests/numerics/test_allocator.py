@@ -54,5 +54,6 @@ def test_what_a_step_frees_stays_in_the_process() -> None:
     assert _given_back("keep") == 0
 
 
+@pytest.mark.long
 def test_without_it_glibc_gives_the_memory_back() -> None:
     assert _given_back("leave") >= 4 * 20_000_000

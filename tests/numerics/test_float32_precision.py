@@ -38,6 +38,18 @@ def test_a_newer_switch_is_put_back(name: str) -> None:
     assert float32_precision.read() == before
 
 
+def test_the_switch_of_onednn_is_not_that_of_all() -> None:
+    """torch sets that of all where somebody assigns to the one of oneDNN."""
+    onednn: Any = torch.backends.mkldnn
+    onednn.set_flags(_fp32_precision="ieee")
+    PLACES["torch.backends"].fp32_precision = "tf32"
+    before = float32_precision.read()
+    assert (before["torch.backends"], onednn.fp32_precision) == ("tf32", "ieee")
+    with left_as_it_was():
+        prepare_thread(1)
+    assert (float32_precision.read(), onednn.fp32_precision) == (before, "ieee")
+
+
 @pytest.mark.parametrize("precision", OLDER)
 def test_the_older_switch_is_put_back(precision: str) -> None:
     torch.set_float32_matmul_precision(precision)

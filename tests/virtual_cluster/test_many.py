@@ -70,7 +70,7 @@ def simulated_call(topology: str, members: int, phase: int, chunks: frozenset[in
     [
         (23, "tree", 0),
         (9, "ring", 1),
-        (21, "tree", 2),
+        pytest.param(21, "tree", 2, marks=pytest.mark.long),
         pytest.param(100, "ring", 10, marks=pytest.mark.long),
         pytest.param(256, "tree", 0, marks=pytest.mark.long),
         pytest.param(1000, "tree", 1, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),

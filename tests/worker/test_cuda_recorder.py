@@ -86,6 +86,7 @@ def test_what_a_recording_reads_is_held_though_its_code_lets_it_go(
     assert read[-1]() is None
 
 
+@pytest.mark.long
 def test_no_recording_imports_the_compiler_that_nobody_uses() -> None:
     """It takes 1.5 s of a processor, in each worker."""
     with hold_memory() as held:  # here it may be imported

@@ -228,7 +228,7 @@ FREE_LAYOUTS = [Layout(3), Layout(3, "peer_to_peer")]
 FREE_CASES = [(layout, mode) for layout in FREE_LAYOUTS for mode in ("ssp", "asp", "gossip")]
 
 
-@pytest.mark.parametrize("case", FREE_CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+@pytest.mark.parametrize("case", thinned(FREE_CASES, 4), ids=lambda case: f"{case[0]}-{case[1]}")
 def test_a_bit_that_flips_in_the_sum_of_a_rest_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, case: tuple[Layout, str]
 ) -> None:
@@ -294,7 +294,7 @@ def pair_named(monkeypatch: pytest.MonkeyPatch, layout: Layout, mode: str, byte:
 
 
 @pytest.mark.usefixtures("updates_taken")
-@pytest.mark.parametrize("case", UPDATES, ids=str)
+@pytest.mark.parametrize("case", thinned(UPDATES, 2), ids=str)
 def test_a_bit_that_flips_in_an_update_names_the_pair(
     monkeypatch: pytest.MonkeyPatch, case: tuple[Layout, str, int]
 ) -> None:

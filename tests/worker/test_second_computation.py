@@ -839,7 +839,7 @@ class EndsADropoutInParts(InParts):
         (TellsInParts, "pipeline.last"),
     ],
 )
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_stage_computes_its_part_once_more(kind: type[InParts], place: str, recompute: bool) -> None:
     settings: dict[str, Any] = {"steps": 6, "recompute": recompute, "evaluate_every": Every(steps=2)}
     ends = members_end(kind, Layout(2, stages=2), **settings)
@@ -849,7 +849,7 @@ def test_a_stage_computes_its_part_once_more(kind: type[InParts], place: str, re
     assert place in str(error)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("order", ["1f1b", "gpipe"])
 def test_notes_of_stages_are_let_pass_and_change_no_bit(order: str, recompute: bool) -> None:
     settings: dict[str, Any] = {"steps": 5, "evaluate_every": Every(steps=2), "shards": 4, "batch_size": 8}
