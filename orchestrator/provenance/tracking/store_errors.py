@@ -29,6 +29,9 @@ _NOT_OF_MLFLOW = "the response body was not in a valid JSON format"
 _OF_ANY_REQUEST = frozenset({401, 407, 408, 425, 429, 502, 503, 504})
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # answers that may be others in a moment
 _ANOTHER_USER = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of a user who may"
+_DATABASES = ("postgresql", "mysql", "mssql")  # with servers of their own, as SQLAlchemy names them
+# The modules by which it talks with these, where the package that brings one has another name.
+_PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 _BROKEN = ("RemoteDisconnected", "Connection reset by peer", "IncompleteRead")
 
 
@@ -54,6 +57,12 @@ def usable(uri: str, wanted: str | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and urlsplit(uri).scheme.partition("+")[0] in _DATABASES:
+            raise ConfigurationError(
+                [f"tracking.uri: {redaction.text(uri)} is opened with {error.name}, which is not installed"],
+                f"pip install {_PACKAGES.get(str(error.name), error.name)}, or name another driver, as in postgresql+psycopg2://",
+                code="mlflow.no-driver",
+            ) from error
         foreseen = (
             isinstance(error, (sqlite3.Error, OSError, ValueError)) or is_of_mlflow(error) or _is_of_sqlalchemy(error)
         )
@@ -170,7 +179,7 @@ def reason(error: BaseException) -> str:
     if found := _NO_CERTIFICATES.search(lines[0]):
         return f"there is no file with certificates at {found[1]}"
     if "Max retries exceeded with url" not in lines[0]:
-        return lines[0]
+        return redaction.text(lines[0])
     if _OF_TLS.search(lines[0]) and (found := _TLS_SAID.search(lines[0])):
         return f"no answer from the server: TLS: {found[1]}"
     if "RemoteDisconnected" in lines[0]:

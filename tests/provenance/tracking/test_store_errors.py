@@ -11,6 +11,7 @@ import pytest
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.utils.rest_utils import MlflowHostCreds
 from requests import HTTPError, Response
+from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
 from orchestrator.experiments.listing import runs
@@ -80,6 +81,20 @@ def test_variables_that_mlflow_takes_one_of_are_named_with_the_one_to_unset() ->
     ):
         MlflowHostCreds(_SERVER, ignore_tls_verification=True, server_cert_path="/ca.pem")  # type: ignore[no-untyped-call]
     assert caught.value.codes == ("mlflow.two-variables",)
+
+
+def test_a_database_whose_driver_is_not_installed_is_told_with_the_package_that_brings_it() -> None:
+    """It was a traceback, when workers had been started."""
+    uri = "mysql+asyncmy://me:hush@h/db"
+    with refused("mlflow.no-driver", "mysql+asyncmy://h/db is opened with asyncmy") as caught, store_errors.usable(uri):
+        create_engine(uri)
+    assert caught.value.remedy.startswith("pip install asyncmy, ")
+
+
+def test_an_address_that_mlflow_repeats_has_no_password_in_its_reason(tmp_path: Path) -> None:
+    with refused("mlflow.unusable", "oracle://h/db") as caught:
+        Store("oracle://me:hush@h/db", tmp_path)
+    assert "hush" not in str(caught.value)
 
 
 def test_a_certificate_that_nobody_checks_is_warned_of_once(tmp_path: Path) -> None:
