@@ -7,11 +7,11 @@
                     (F7); or bits do, on another processor or GPU, which is the first to be suspected
 
 A line is compared in the order in which a step makes its parts: loss, gradient, parameters. Parameters, and digests of single
-tensors, are compared where both lines have them. Evaluations come last, at the steps after which both runs have made one: how
-often they are made may be changed, and what they give is as exact as a step. In asynchronous runs the sync barriers are
-compared, too, and the original's trace up to its last sync barrier: no record says in which order later updates were computed.
-An original that did not finish (it has no final digest) is repeated as far as it went: what the rerun computed beyond is no
-divergence. Which inputs count is decided in `comparison.py`. Pure; nothing is read here.
+tensors, are compared where both lines have them. Evaluations come last, at the steps after which both runs have made one, and
+at the end of both: how often they are made may be changed, and what they give is as exact as a step. In asynchronous runs the
+sync barriers are compared, too, and the original's trace up to its last sync barrier: no record says in which order later
+updates were computed. An original that did not finish (it has no final digest) is repeated as far as it went: what the rerun
+computed beyond is no divergence. Which inputs count is decided in `comparison.py`. Pure; nothing is read here.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ def judge(
     best = original.get("best")
     if found is None and best is not None and best != repeated.get("best"):
         found = _divergence(max(0, walk.steps - 1), "best model", best, repeated.get("best"))
-    if found is None:
-        found = _of_evaluation(original.get("evaluations", {}), repeated.get("evaluations", {}), walk.last)
+    if found is None and "evaluations" in original and "evaluations" in repeated:
+        ends = digest is not None
+        found = _of_evaluation(original["evaluations"], repeated["evaluations"], walk.last, ends=ends)
     differ = bool(differences) or (bool(machines) and found is not None)
     word: Word = "inputs-differ" if differ else "exact" if found is None else "diverged"
     return Verdict(
@@ -189,11 +190,13 @@ def _of_barrier(parted: Parting) -> Divergence:
 
 
 def _of_evaluation(
-    expected: Mapping[int, Mapping[str, Any]], got: Mapping[int, Mapping[str, Any]], last: int
+    expected: Mapping[int, Mapping[str, Any]], got: Mapping[int, Mapping[str, Any]], last: int, *, ends: bool
 ) -> Divergence | None:
-    """The first metric that differs, of evaluations after steps up to `last`."""
-    for step in sorted(step for step in expected.keys() & got.keys() if step <= last):
-        left, right = expected[step], got[step]
+    """The first metric that differs, of evaluations after steps up to `last`. ends: whether both runs have ended there, with an
+    evaluation if they have a validation set."""
+    both = {step for step in expected.keys() & got.keys() if step <= last}
+    for step in sorted(both | ({last} if ends else set())):
+        left, right = expected.get(step, {}), got.get(step, {})
         for name in sorted({*left, *right}):
             values = [None if side.get(name) is None else str(side[name]) for side in (left, right)]
             if values[0] != values[1]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import assume, given
@@ -186,6 +186,18 @@ def test_an_evaluation_that_differs_is_no_exact_repetition() -> None:
     assert not parted.is_trained_alike
     assert parted.first_divergence is not None
     assert parted.first_divergence["what"] == "loss"
+
+
+def test_both_have_their_last_evaluation_or_none() -> None:
+    """A validation set that is gone leaves no step at which both have one. A record without a journal tells of none."""
+    then, ended = {11: {"validation/acc": 0.5}}, {"trace": trace(), "digest": "d"}
+    original: Any = {**ended, "evaluations": then}
+    found = judge(original, cast("Any", {**ended, "evaluations": {}}))
+    assert (found.word, found.is_trained_alike) == ("diverged", True)
+    assert "step 11: metric:validation/acc: the rerun has none; all 12 steps" in found.text
+    new = judge(cast("Any", {**ended, "evaluations": {}}), original)
+    assert "step 11: metric:validation/acc: the original has none" in new.text
+    assert judge(original, cast("Any", ended)).word == judge(cast("Any", ended), original).word == "exact"
 
 
 def test_evaluations_count_where_both_have_one_and_as_far_as_the_original_went() -> None:

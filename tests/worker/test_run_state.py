@@ -14,7 +14,7 @@ from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import Every
 from orchestrator.numerics.grid import Grid
 from orchestrator.optim.patience import Patience
-from orchestrator.optim.ranking import Best
+from orchestrator.optim.ranking import Best, Ranking
 from orchestrator.records import trace
 from orchestrator.records.progress import Progress
 from orchestrator.worker.between_steps.run_state import RunState
@@ -79,17 +79,22 @@ def test_a_run_that_begins_where_another_was_stopped_early_has_its_patience_anew
 def test_another_metric_is_not_compared_with_the_best_value_of_the_one_before(
     metric: str, mode: Literal["min", "max"]
 ) -> None:
-    """It matters to a run that begins with the state of another. The rate stays as low as it is by then."""
-    run_state = START
+    """It matters to a run that begins with the state of another. The rate stays as low as it is by then. A resume may rank
+    checkpoints by another metric."""
+    run_state = replace(START, best=Ranking(Best("validation/loss", "min", 1)))
     for loss in (1.0, 2.0, 3.0, 4.0):
         run_state = run_state.evaluated({"validation/loss": loss})
     assert (START.plateau, START.stopping) != (None, None)
     watched = MonitoredMetric(metric, 3, mode)
-    fresh = replace(START, plateau=Patience(watched), stopping=Patience(watched))
-    plateau = fresh.resumed(json.loads(json.dumps(run_state.as_dict()))).plateau
+    ranking = Ranking(Best(metric, mode, 1))
+    fresh = replace(START, plateau=Patience(watched), stopping=Patience(watched), best=ranking)
+    resumed = fresh.resumed(json.loads(json.dumps(run_state.as_dict())))
+    plateau, best = resumed.plateau, resumed.best
     assert plateau is not None
+    assert best is not None
     is_same = watched == MonitoredMetric("validation/loss", 3, "min")
     assert (plateau.best, plateau.waited, plateau.exhausted) == ((1.0, 0, 1) if is_same else (None, 0, 1))
+    assert best == (run_state.best if is_same else ranking)
 
 
 def test_patience_runs_out_by_what_was_seen() -> None:

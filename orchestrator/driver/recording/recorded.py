@@ -326,7 +326,8 @@ class Recorded:
         recorded = _read(self.files.data)
         listing = recorded.get("listing")
         found["inputs"] = recorded.get("inputs", []) + [{"path": LISTING, "md5": listing}] * (listing is not None)
-        found["evaluations"] = self.evaluations()
+        if self.files.journal.exists():
+            found["evaluations"] = self.evaluations()
         if recorded.get("profile"):
             found["profiles"] = {"training": recorded["profile"]}
         found["environments"] = self.environments

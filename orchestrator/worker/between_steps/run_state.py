@@ -197,11 +197,12 @@ class RunState:
         }
 
     def _watched(self) -> dict[str, list[str]]:
-        """By what counts its patience, the metric and whether less of it is better: another run may begin here."""
+        """By what counts its patience and which evaluations are the best, the metric and whether less of it is better: another
+        run may begin here, and a resume may rank by another metric."""
         patient = {"stopping": self.stopping, "plateau": self.plateau}
-        return {
-            name: [each.monitored.metric, each.monitored.mode] for name, each in patient.items() if each is not None
-        }
+        metrics = {name: each.monitored for name, each in patient.items() if each is not None}
+        ranked = {} if self.best is None else {"best": self.best.of}
+        return {name: [each.metric, each.mode] for name, each in (metrics | ranked).items()}
 
     def _kept_checkpoints(self) -> dict[str, Any]:
         """The entry about checkpoints that stay; empty if only the newest stays."""
@@ -230,7 +231,7 @@ class RunState:
             plateau=_resumed(self.plateau, values["plateau"], is_other="plateau" in others),
             free=None if self.free is None else Clocks.from_dict(values["free"]),
             second_vote=tuple(tuple(agreed) for agreed in values.get("second_vote", ())),
-            best=None if self.best is None else self.best.resumed(kept.get("best", ())),
+            best=None if self.best is None else self.best.resumed(() if "best" in others else kept.get("best", ())),
             archived=kept.get("archived", False),
             save_here=kept.get("save_here", False),
         )
