@@ -5,8 +5,9 @@
     inputs-differ   as of a rerun
 
 It is never `exact`: of what was not drawn nothing is known but how probable it is that a change there stays unseen. A segment
-is the same if it begins with the parameters of which the trace tells, every line of the trace comes out again, and so does the
-state at its end, with all that the optimizer keeps. So all segments together prove the run. Pure.
+is the same if it begins with the parameters of which the trace tells, and if its results come out again. These are the lines
+of the trace, the state at its end, with all that the optimizer keeps, and the metrics of evaluations on the way. So all
+segments together prove the run. Pure.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import few
 from orchestrator.records.trace import Line
-from orchestrator.records.verdict import Divergence, divergence_text, first_divergence, worded
+from orchestrator.records.verdict import Divergence, divergence_text, first_divergence, of_evaluations, worded
 
 _RARELY = 0.05
 _NAMED = 10
+_Evaluations = Mapping[int, Mapping[str, Any]]
 _NONE: Mapping[int, str] = MappingProxyType({})
 
 
@@ -164,10 +166,12 @@ def compared(
     begun: Mapping[int, str],
     saved: Mapping[int, str],
     without_streams: Mapping[int, str] = _NONE,
+    evaluations: tuple[_Evaluations, _Evaluations] = (MappingProxyType({}), MappingProxyType({})),
 ) -> AuditedSegment:
     """The outcome of a segment that was repeated. begun: first steps -> the digest of the parameters that it began with;
     saved: steps that were done -> that of the state then; without_streams: as of `segments_of`. The rest
-    is compared if one of the two has kept no places in streams, as a model in stages does not."""
+    is compared if one of the two has kept no places in streams, as a model in stages does not. evaluations: of both, as of
+    `verdict.RunResult`; those count that both have made."""
     got = begun.get(segment.first)
     if segment.begins is not None and got != segment.begins:
         return AuditedSegment(segment, _divergence(segment.first - 1, "parameters", segment.begins, got))
@@ -177,6 +181,7 @@ def compared(
         expected, state = segment.without_streams or expected, without_streams.get(segment.end, state)
     if parted is None and expected is not None and state != expected:
         parted = _divergence(segment.end - 1, "state", expected, state)
+    parted = parted or of_evaluations(*evaluations, range(segment.first, segment.end))
     return AuditedSegment(segment, parted)
 
 

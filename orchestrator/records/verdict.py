@@ -142,8 +142,8 @@ def judge(
     if found is None and best is not None and best != repeated.get("best"):
         found = _divergence(max(0, walk.steps - 1), "best model", best, repeated.get("best"))
     if found is None and "evaluations" in original and "evaluations" in repeated:
-        ends = digest is not None
-        found = _of_evaluation(original["evaluations"], repeated["evaluations"], walk.last, ends=ends)
+        ends = [] if digest is None else [walk.last]
+        found = of_evaluations(original["evaluations"], repeated["evaluations"], range(walk.last + 1), ends)
     differ = bool(differences) or (bool(machines) and found is not None)
     word: Word = "inputs-differ" if differ else "exact" if found is None else "diverged"
     return Verdict(
@@ -189,13 +189,16 @@ def _of_barrier(parted: Parting) -> Divergence:
     return _divergence(parted.step, what, expected, got)
 
 
-def _of_evaluation(
-    expected: Mapping[int, Mapping[str, Any]], got: Mapping[int, Mapping[str, Any]], last: int, *, ends: bool
+def of_evaluations(
+    expected: Mapping[int, Mapping[str, Any]],
+    got: Mapping[int, Mapping[str, Any]],
+    steps: range,
+    ends: Sequence[int] = (),
 ) -> Divergence | None:
-    """The first metric that differs, of evaluations after steps up to `last`. ends: whether both runs have ended there, with an
-    evaluation if they have a validation set."""
-    both = {step for step in expected.keys() & got.keys() if step <= last}
-    for step in sorted(both | ({last} if ends else set())):
+    """The first metric that differs, of evaluations after these steps that both have made. ends: steps after which both have
+    made one if they have a validation set."""
+    both = {step for step in expected.keys() & got.keys() if step in steps}
+    for step in sorted(both.union(ends)):
         left, right = expected.get(step, {}), got.get(step, {})
         for name in sorted({*left, *right}):
             values = [None if side.get(name) is None else str(side[name]) for side in (left, right)]

@@ -97,6 +97,13 @@ def test_a_segment_has_to_begin_and_to_end_with_the_recorded_state() -> None:
     assert parts(saved={3: "s3", 12: "s12"}) == [None, {**ends, "got": None}, None]
 
 
+def test_an_evaluation_on_the_way_comes_out_again_where_both_have_made_one() -> None:
+    then = {1: {"acc": 0.5}, 4: {"acc": 0.5}, 8: {"acc": 1.0}, 11: {"acc": 0.5}}
+    now = {4: {"acc": 0.5}, 5: {"acc": 0.1}, 8: {"acc": 0.75}, 11: {"acc": 0.1}}
+    parted = [audit.compared(each, TRACE, TRACE, BEGUN, SAVED, {}, (then, now)).parted for each in SEGMENTS]
+    assert parted == [None, None, {"step": 8, "what": "metric:acc", "expected": "1.0", "got": "0.75"}]
+
+
 def test_where_one_side_kept_places_in_streams_the_rest_is_compared() -> None:
     placed = [each._replace(without_streams="w6") if each.end == 6 else each for each in SEGMENTS]
 

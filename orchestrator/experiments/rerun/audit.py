@@ -179,7 +179,8 @@ def _judged(original: Recorded, repeated: Recorded, drawn: Draw) -> Audit:
     begun = {each["step"]: each["digest"] for each in events if each["event"] == "segment_begun"}
     states = _states(events), _states(events, "without_streams")
     trace, again = original.trace(), repeated.trace()
-    parts = tuple(audit.compared(segment, trace, again, begun, *states) for segment in drawn.chosen)
+    evaluations = original.evaluations(), repeated.evaluations()
+    parts = tuple(audit.compared(segment, trace, again, begun, *states, evaluations) for segment in drawn.chosen)
     steps = sum(each.steps for each in drawn.all_segments)
     return Audit(parts, len(drawn.all_segments), steps, drawn.seed)
 
