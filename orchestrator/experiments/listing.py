@@ -185,8 +185,13 @@ def _condition(text: str) -> tuple[str, str, str]:
 
 
 def _holds(past: Past, name: str, sign: str, value: str) -> bool:
-    """Numbers are compared as such; a run that has no such thing is no match."""
+    """Numbers are compared as such, an id or a digest by as much of it as is given; a run that has no such thing is no
+    match."""
+    if name in _OF_DIGITS and sign in ("=", "!="):
+        whole = _VALUES[name](past) or ""
+        return bool(whole) and (value != "" and whole.startswith(value)) is (sign == "=")
     held = str(past.metrics[name]) if name in past.metrics and name not in _CELLS else cell(past, name)
+    held = past.name if name == "name" else held  # without the kind
     try:
         return bool(held) and _COMPARED[sign](float(held), float(value))
     except ValueError:
@@ -224,6 +229,7 @@ _VALUES: dict[str, Callable[[Past], Any]] = {  # of those cells that are no text
     "steps": lambda past: past.steps,
     "digest": lambda past: past.digest,
 }
+_OF_DIGITS = ("run", "digest")  # hexadecimal ones, which are no number where they look like one
 _CELLS: dict[str, Callable[[Past], str]] = {
     "run": lambda past: past.run_id[:8],
     "started": _started,

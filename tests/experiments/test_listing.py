@@ -40,3 +40,21 @@ def test_a_run_whose_setting_has_no_value_is_no_match_of_a_number() -> None:
     assert listing.selected(found, "run.steps=null") == found[1:]
     with refused("record.not-comparable"):
         listing.selected(found, "run.steps>many")
+
+
+def test_a_run_is_found_by_its_id_its_digest_and_its_name_as_they_are_told() -> None:
+    """The table shows the beginnings of the first two, and the kind behind the third."""
+    found = [
+        Past(run_id * 4, "n", "e", "FINISHED", 0, 70, {}, digest, kind=kind)
+        for run_id, digest, kind in (
+            ("12345e67", "7e" * 32, "run"),
+            ("98765e43", None, "sweep"),
+            ("9" * 8, "7" * 64, "run"),
+        )
+    ]
+    for given in (found[0].run_id, found[0].run_id[:8], "12"):
+        assert listing.selected(found, f"run={given}") == found[:1]
+    for given in ("7e" * 32, "7e" * 6):
+        assert listing.selected(found, f"digest={given}") == found[:1]
+        assert listing.selected(found, f"digest!={given}") == found[2:]
+    assert listing.selected(found, "name=n") == found
