@@ -59,6 +59,12 @@ _UNFIT: dict[type[torch.optim.Optimizer], tuple[str, str]] = {
 }
 _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)  # the second does not call the __init__ of the first, its base
 _SCALE = "lr_scale"  # of a group, for a scheduler: of timm, and of training scripts such as those of BEiT and MAE
+_LEFT_BY_SCHEDULERS = (
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "swa_lr",
+)  # of torch, in groups: those of Lightning are tabulated
 _OWN_SCHEDULE = "set `schedule` in the configuration, or write the factor as rate(self, step) in the pipeline"
 
 
@@ -249,8 +255,8 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__}",
-            "return one torch.optim.Optimizer; networks that are trained at once or in turn are parameter groups of one "
-            "(docs/porting.md shows both)",
+            "return one torch.optim.Optimizer; networks that are trained at once or in turn are parameter groups of one, and "
+            "optimizers of several classes step within one (docs/porting.md shows all)",
             code="optimizer.type",
         )
     if isinstance(optimizer, tuple(_UNFIT)) or not takes(optimizer.step):
@@ -307,6 +313,16 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             f'do so in optimizer(): for group in optimizer.param_groups: group["lr"] *= group.pop("{_SCALE}", 1)',
             code="optimizer.scale-unused",
         )
+
+
+def unread_options(optimizer: torch.optim.Optimizer) -> list[str]:
+    """The names of numbers in its groups that no class of torch reads; of another class it is not known."""
+    kind = type(optimizer)
+    if is_watched(optimizer) or not (_is_of_torch(kind) or kind in OPTIMIZERS.values()):
+        return []
+    read = {"lr", _SCALE, *_LEFT_BY_SCHEDULERS, *optimizer.defaults}
+    numbers = [key for group in optimizer.param_groups for key in group if isinstance(group[key], (bool, int, float))]
+    return [key for key in dict.fromkeys(numbers) if key not in read]
 
 
 def unfit(optimizer: torch.optim.Optimizer) -> PipelineRaised:
@@ -429,6 +445,13 @@ def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str,
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step is known: its class is of the table, and no hook of the user's stands around it."""
     return type(optimizer) in OPTIMIZERS.values() and not is_watched(optimizer)
+
+
+def has_others(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it holds other optimizers."""
+    held = vars(optimizer).values()
+    parts = (part for each in held if isinstance(each, (list, tuple)) for part in each)
+    return any(isinstance(each, torch.optim.Optimizer) for each in (*held, *parts))
 
 
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:

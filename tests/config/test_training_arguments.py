@@ -105,6 +105,16 @@ def test_all_that_means_nothing_here_is_refused_at_once(tmp_path: Path) -> None:
     assert set(caught.value.codes) == {"transformers.argument", "transformers.argument-unknown"}
 
 
+def test_arguments_of_a_trainer_of_trl_are_told_as_such(tmp_path: Path) -> None:
+    """Each was said to have no such name, and without them the file trained something else: by the loss of a language model."""
+    given: dict[str, Any] = {"model_init_kwargs": None, "beta": 0.1, "loss_type": ["sigmoid"], "max_length": 1024}
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path, **given)
+    (problem,) = caught.value.problems
+    assert caught.value.codes == ("transformers.arguments-trl",)
+    assert "model_init_kwargs, beta, loss_type, max_length: these are names of TRL" in problem
+
+
 def test_an_epoch_is_a_cadence(tmp_path: Path) -> None:
     found = read(tmp_path, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True)
     assert (found.evaluation.every, found.checkpoint.every) == (Every(epochs=1), Every(epochs=1))

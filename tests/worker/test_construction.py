@@ -251,6 +251,34 @@ def test_a_parameter_that_the_optimizer_was_not_given_is_pointed_out() -> None:
     assert construction.rehearse(resolve(settings_for(FreezesTheLayer, optimizer=None))).notes == []
 
 
+class ScalesRates(p.Mlp):
+    """By keys of groups, as RWKV does for its loop."""
+
+    def __init__(self, kind: str = "AdamW", **options: Any) -> None:
+        super().__init__(**options)
+        self.kind = kind
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        first, *others = model.parameters()
+        groups: list[dict[str, Any]] = [
+            {"params": [first], "my_lr_scale": 2.0, "layer": "first"},
+            {"params": others, "weigth_decay": 0.0, "weight_decay": 0.1, "lr_scale": 1.0},
+        ]
+        kinds = {"AdamW": torch.optim.AdamW, "Own": ReadsItsGroups}
+        return kinds[self.kind](groups, lr=0.1)
+
+
+class ReadsItsGroups(torch.optim.AdamW):
+    pass
+
+
+def test_a_number_of_a_group_that_torch_does_not_read_is_pointed_out() -> None:
+    """Nothing fails, and what a loop would do with it is not done. A class of one's own may read it."""
+    (note,) = construction.rehearse(resolve(settings_for(ScalesRates, optimizer=None))).notes
+    assert "groups have my_lr_scale, weigth_decay, which AdamW does not read" in note
+    assert construction.rehearse(resolve(settings_for(ScalesRates, args={"kind": "Own"}, optimizer=None))).notes == []
+
+
 class Still(nn.Sequential):
     def train(self, mode: bool = True) -> Still:  # noqa: ARG002
         return super().train(False)

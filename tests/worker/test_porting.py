@@ -6,6 +6,7 @@ import importlib
 import itertools
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ import yaml
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from orchestrator.common.values import Steps
+from orchestrator.config.plan import Segments
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling.orders import shuffled
 from orchestrator.numerics.streams import seeded
-from orchestrator.worker.model import construction
+from orchestrator.worker.model import construction, watched_step
 from tests.projects import REPOSITORY
-from tests.worker.runs import Layout, settings_for, train
+from tests.refusals import refused
+from tests.worker.runs import Keeping, Layout, settings_for, train
 
 PAGE = (REPOSITORY / "docs" / "porting.md").read_text()
 BLOCKS: dict[str, str] = dict(re.findall(r"^```python (\w+)\.py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
@@ -80,6 +83,54 @@ def test_they_are_trained_as_by_two_optimizers(written: dict[str, Any]) -> None:
         optimizers[step % 2].step()
     for name, expected in model.state_dict().items():
         assert torch.allclose(run.parameters[name], expected, rtol=1e-4, atol=1e-5), name
+
+
+def test_optimizers_that_step_together_are_those_of_a_loop(written: dict[str, Any]) -> None:
+    products: Any = written["muon"].Products
+    assert construction.rehearse(resolve(settings_for(products, optimizer=None))).notes == []
+    run = train(products, optimizer=None, steps=6, shards=1, batch_size=24)
+    pipeline = products()
+    with seeded(7, "datasets"):
+        rows, _ = pipeline.datasets()
+    with seeded(7, "model"):
+        model = pipeline.model()
+    others = [each for each in model.parameters() if each is not model[2].weight]
+    muon, adam = torch.optim.Muon([model[2].weight], lr=0.02), torch.optim.AdamW(others, lr=0.003)
+    sampler = shuffled(Epochs(7, len(rows), Steps.constant(24), 1))
+    for step in range(6):
+        model.zero_grad()
+        pipeline.loss(model, pipeline.collate([rows[index] for index in sampler.indices(step, 0)])).backward()
+        muon.param_groups[0]["momentum"] = 0.85 + 0.1 * step / 300
+        muon.step()  # type: ignore[no-untyped-call]
+        adam.step()
+    for name, expected in model.state_dict().items():
+        assert torch.allclose(run.parameters[name], expected, rtol=1e-4, atol=1e-6), name
+
+
+def test_optimizers_that_step_together_go_on_from_a_checkpoint(written: dict[str, Any], tmp_path: Path) -> None:
+    products: Any = written["muon"].Products
+    settings: dict[str, Any] = {"optimizer": None, "steps": 6, "shards": 2, "batch_size": 24}
+    kept = Keeping(tmp_path / "kept", archive=3)
+    whole = train(products, keeping=kept, **settings)
+    again = Keeping(tmp_path / "again", segments=Segments("a", str(kept.folder), ((3, 6),)))
+    part = train(products, Layout(2), keeping=again, **settings)
+    assert part.trace == whole.trace[3:]
+    assert part.digest == whole.digest
+
+
+def test_optimizers_within_one_that_have_a_state_of_their_own_are_told_to_share_it(written: dict[str, Any]) -> None:
+    class Apart(written["muon"].Together):  # type: ignore[misc]
+        def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+            super().__init__(*optimizers)
+            for each in optimizers:
+                each.state = defaultdict(dict)
+
+    model = written["muon"].Products().model()
+    first, *others = model.parameters()
+    apart = Apart(torch.optim.Muon([first], lr=0.1), torch.optim.AdamW(others, lr=0.1))
+    with refused("optimizer.attribute", "'optimizers'") as caught:
+        watched_step.refuse_unfit(apart, model, 7)
+    assert "each.state = self.state" in str(caught.value)
 
 
 def test_a_moving_average_is_that_of_torch(written: dict[str, Any]) -> None:

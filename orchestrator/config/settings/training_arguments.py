@@ -95,6 +95,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
+_OF_TRL = "model_init_kwargs"  # a name that each of TRL's own kinds of arguments has
 PICKLED = "training_args.bin"  # as Trainer writes it beside a checkpoint
 
 
@@ -140,6 +141,7 @@ def translated(given: Mapping[str, Any], devices: int = 1) -> Translated:
     """Translate a file of TrainingArguments into settings. devices: on how many it was meant to run, each with the file's
     batch."""
     found = Translated()
+    unknown = []
     for name, value in given.items():
         if name in _REFUSED:
             harmless, remedy = _REFUSED[name]
@@ -148,15 +150,28 @@ def translated(given: Mapping[str, Any], devices: int = 1) -> Translated:
         elif name in _READ:
             _READ[name](found, value, given)
         elif name not in (*_IDLE, *_WITH_OTHERS) and not name.startswith(_IDLE_KINDS):
-            found.problems.append(
-                coded(
-                    "transformers.argument-unknown", f"{name}: TrainingArguments of transformers 5.23 have no such name"
-                )
-            )
+            unknown.append(name)
+    found.problems += _of_unknown(unknown)
     _length(found, given)
     _rows(found, given, devices)
     _rate(found, given)
     return found
+
+
+def _of_unknown(names: Sequence[str]) -> list[str]:
+    if _OF_TRL in names:
+        return [
+            coded(
+                "transformers.arguments-trl",
+                f"{', '.join(names)}: these are names of TRL, whose trainers have a loss and batches of their own, which "
+                "Trainable has not; write both in a pipeline, with a reference model as a frozen part of model() "
+                "(docs/porting.md)",
+            )
+        ]
+    return [
+        coded("transformers.argument-unknown", f"{name}: TrainingArguments of transformers 5.23 have no such name")
+        for name in names
+    ]
 
 
 def _length(found: Translated, given: Mapping[str, Any]) -> None:

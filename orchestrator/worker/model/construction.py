@@ -203,7 +203,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
         begin_state.refuse_unfit(model, make_optimizer(pipeline, model, plan), plan.run.begin, plan.update.optimizer)
     elif defines(kind, "optimizer"):  # of others the options are checked
         optimizer = make_optimizer(pipeline, model, plan)
-        left_out = _notes_on_left_out(model, optimizer)
+        left_out = [*_notes_on_left_out(model, optimizer), *_notes_on_unread(optimizer)]
         watched_step.refuse_unfit(optimizer, model, plan.run.seed)
     layout = layout_of(model, moving_buffers.Moving.of(model, rules)).as_dict()
     parameters = sum(each.numel() for each in model.parameters())
@@ -302,6 +302,19 @@ def _notes_on_left_out(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
     return [
         f"optimizer() has {len(trained) - len(names)} of {len(trained)} trainable parameters; the others stay as they are: "
         f"{few(names, _SHOWN)}; freeze what is meant to by requires_grad_(False), in model()"
+    ]
+
+
+def _notes_on_unread(optimizer: torch.optim.Optimizer) -> list[str]:
+    """A factor of a group, for a loop that multiplies rates by it, does nothing where that loop is left out, nor does an option
+    whose name is misspelled, and nothing fails."""
+    unread = optimizers.unread_options(optimizer)
+    if not unread:
+        return []
+    kind = type(optimizer).__name__
+    return [
+        f"the optimizer's groups have {few(unread, _SHOWN)}, which {kind} does not read: where a loop multiplied rates by it, "
+        f"multiply lr of the group as it is built; what a loop did with it in each step is for step() of a subclass of {kind}"
     ]
 
 

@@ -18,6 +18,10 @@ from orchestrator.worker.model import snapshot
 
 _MOST_TRIED = 2**24  # elements: the steps of a larger model would hold up a launch
 _TRIED = 2  # steps
+_SHARING = (
+    "have optimizers that step within it take its groups and its state, each.state = self.state (docs/porting.md, several "
+    "optimizers at once), and what else it remembers be in state or param_groups"
+)
 
 
 class Step(NamedTuple):
@@ -68,7 +72,9 @@ def _take_watched(this: Step, act: Callable[[], object]) -> None:
             raise PipelineRaised(
                 f"the optimizer changed its {name} (step {step}), which no checkpoint and no worker that joins "
                 "would have",
-                "keep it in optimizer.state[parameter] or param_groups, or in frozen parameters of the model",
+                _SHARING
+                if optimizers.has_others(optimizer)
+                else "keep it in optimizer.state[parameter] or param_groups, or in frozen parameters of the model",
                 code="optimizer.attribute",
             )
     for what, mark in optimizers.model_marks(optimizer, model).items():
