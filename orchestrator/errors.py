@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import base64
 import errno
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 Status = Literal["finished", "failed", "killed"]
+_USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
 
 
 class StopsWaiting(Exception):
@@ -65,9 +67,21 @@ def code_of(sentence: str) -> str:
     return getattr(sentence, "code", "")
 
 
+def without_users(text: str) -> str:
+    """A text whose addresses have neither names nor passwords."""
+    return _USER_INFO.sub("", text) if "://" in text else text
+
+
+def said_of(address: str, said: str) -> str:
+    """The words of a library about an address, of which it may quote a part."""
+    user = _USER_INFO.search(address)
+    return without_users(said if user is None else said.replace(user[0], ""))
+
+
 class OrchestratorError(Exception):
-    """An error that a user can cause or meet: one message, one remedy, one exit code. recurs: whoever goes on with the run,
-    with its code, data and settings, meets it again."""
+    """An error that a user can cause or meet: one message, one remedy, one exit code. Logs and notebooks keep them, so they
+    are without names and passwords of addresses. recurs: whoever goes on with the run, with its code, data and settings, meets
+    it again."""
 
     exit_code: ClassVar[int] = 1
     recurs = False
@@ -75,9 +89,9 @@ class OrchestratorError(Exception):
     run_id: str | None = None  # of the run or sweep that it ended, for who has launched it from Python
 
     def __init__(self, message: str, remedy: str = "", details: str = "", *, code: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message = without_users(message)
+        self.remedy = without_users(remedy)
+        super().__init__(self.message)
         self.details = details  # a full traceback, for the run's folder; never shown
         self.codes: tuple[str, ...] = (code,)  # of each of its problems; "": of a version that had no codes
 
@@ -112,7 +126,7 @@ class ConfigurationError(UsageError):
     that are not `coded` themselves."""
 
     def __init__(self, problems: Sequence[str], remedy: str = "", *, code: str = "") -> None:
-        self.problems = tuple(coded(code_of(problem) or code, problem) for problem in problems)
+        self.problems = tuple(coded(code_of(problem) or code, without_users(problem)) for problem in problems)
         heading = "the configuration is wrong:" if len(self.problems) > 1 else "the configuration is wrong: "
         body = bulleted(self.problems) if len(self.problems) > 1 else self.problems[0]
         super().__init__(heading + body, remedy)
@@ -257,6 +271,7 @@ OF_DESCRIPTORS = "let processes have more open files (ulimit -n), or use fewer w
 def unusable(place: str, error: Exception, said: str) -> OrchestratorError:
     """The error for a place that the settings name, `KEY: PLACE`, and that could not be opened; the settings are not to blame
     if no descriptor was left. said: the error in words."""
+    said = said_of(place, said)
     if is_out_of_descriptors(error):
         return RunFailed(f"{place} cannot be used: {said}", OF_DESCRIPTORS, code="run.no-descriptors")
     return ConfigurationError([f"{place} cannot be used: {said}"], code="settings.place")

@@ -29,6 +29,19 @@ def test_a_configuration_error_keeps_its_exit_code_and_its_problems() -> None:
     assert errors.from_dict(error.as_dict()).exit_code == 2
 
 
+def test_no_message_tells_the_password_of_an_address() -> None:
+    """Terminals, logs and notebooks keep it."""
+    place = "s3://me:hush@bucket/x"
+    for error in (
+        errors.RunFailed(f"{place} is away", f"see to {place}"),
+        errors.ConfigurationError([f"checkpoint.uri: {place} is away"], f"see to {place}"),
+        errors.unusable(f"checkpoint.uri: {place}", ValueError(), 'no bucket is named "me:hush@bucket"'),
+    ):
+        told = f"{error} {error.args} {error.as_dict()} {getattr(error, 'problems', '')}"
+        assert "hush" not in told
+        assert "s3://bucket/x" in told
+
+
 def test_each_problem_has_its_code() -> None:
     first, second = errors.coded("a.b", "a: wrong"), "b: worse"
     error = errors.ConfigurationError([first, second, first], code="b.c")

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.common import locks
-from orchestrator.errors import ConfigurationError, unusable
+from orchestrator.errors import ConfigurationError, said_of, unusable
 
 Buffer = bytes | memoryview
 _TEMPORARY = ".writing-"
@@ -58,7 +58,7 @@ def open_storage(place: str | Path) -> Storage:
     except RuntimeError as error:
         raise unusable(f"checkpoint.uri: {folder}", error, "the user behind ~ has no home here") from error
     except OSError as error:
-        raise unusable(f"checkpoint.uri: {folder}", error, _say(error)) from error
+        raise unusable(f"checkpoint.uri: {folder}", error, _say(error, folder)) from error
 
 
 def _folder_of(place: str | Path) -> Path | None:
@@ -81,7 +81,7 @@ def try_out(place: str) -> None:
         _write_and_remove(open_storage(place))
     except OSError as error:
         raise ConfigurationError(
-            [f"checkpoint.uri: {place} cannot be written: {_say(error)}"],
+            [f"checkpoint.uri: {place} cannot be written: {_say(error, place)}"],
             "see to its address, the rights and the way to it",
             code="checkpoint.place-unwritable",
         ) from error
@@ -99,7 +99,7 @@ def open_shared(place: str) -> Storage:
     except OSError as error:
         node, user = platform.node(), locks.user_name(os.geteuid())
         raise ConfigurationError(
-            [f"checkpoints: {place} cannot be written by user {user} on {node}: {_say(error)}"],
+            [f"checkpoints: {place} cannot be written by user {user} on {node}: {_say(error, place)}"],
             "see to the credentials, the rights and the way to it on that node"
             if folder is None
             else "let all nodes share that folder, and start Ray on them as the user who launches, or as users of the folder's "
@@ -279,5 +279,5 @@ def _remove_if_abandoned(path: Path) -> None:
             os.close(descriptor)
 
 
-def _say(error: OSError) -> str:
-    return error.strerror or str(error)
+def _say(error: OSError, place: str | Path) -> str:
+    return said_of(str(place), error.strerror or str(error))

@@ -15,7 +15,7 @@ from orchestrator.data.files import waiting
 from orchestrator.data.files.index import Kept, index
 from orchestrator.data.files.manifest import NAME, Manifest
 from orchestrator.data.files.readers import UNSAFE
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, without_users
 from orchestrator.provenance.data.listing import stored
 
 
@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> CommandResult:
     waiting.listen(lambda text: print(text, file=sys.stderr))
     found = index(arguments.value, *_reader(arguments.get("reader")), _progress, to=to, kept=kept)
     samples = sum(file.samples for file in found.files)
-    written = to or f"{arguments.value.rstrip('/')}/{NAME}"
+    written = without_users(to or f"{arguments.value.rstrip('/')}/{NAME}")
     indexed = Indexed(written, found.reader, len(found.files), samples, found.size, _named(found))
     return reported(indexed, arguments)
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from orchestrator.errors import without_users
+
 REDACTED = "***"
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -28,7 +30,6 @@ _SHAPES = re.compile(
     r")"
 )
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
 _PARAMETER = re.compile(
     r"([?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential)|sig|api_?key|access_?key|account_?key|pwd)=)"
     r"[^&;\s\"'<>]+",
@@ -57,8 +58,7 @@ _LIKELY = "0123456789abcdef"  # could be a credential under any key that may hol
 
 def text(value: str) -> str:
     """A text without what has the shape of a credential."""
-    if "://" in value:
-        value = _USER_INFO.sub("", value)
+    value = without_users(value)
     if "=" in value:
         value = _PARAMETER.sub(rf"\1{REDACTED}", value)
     if "PRIVATE KEY" in value:

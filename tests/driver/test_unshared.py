@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from orchestrator.driver.preflight.checks import Provenance
 from orchestrator.driver.preflight.unshared import Places, out_of_reach
+from orchestrator.provenance.data import remote_state
 
 SERVER, SERVED = "http://there:5000", "mlflow-artifacts:/1/a/artifacts"
 MODEL = "models:/points/1"
@@ -47,3 +53,15 @@ def test_weights_that_a_server_does_not_know_are_told_of() -> None:
     """As of a run that came in a crate, and is repeated into a store that never had the model."""
     (said,) = out_of_reach("RUN", MODEL, Places(SERVER, SERVED, None, has_remote=False))
     assert said == f"{SERVER} has no {MODEL} with whose weights this run begins; {EXPORT}"
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_the_checkout_of_a_rerun_is_not_asked_what_others_lack(
+    is_restored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no credentials of DVC's remote, from which its data may just have come."""
+    monkeypatch.setattr(remote_state, "unpushed", lambda *_: ["DVC's remote cannot be asked"])
+    work: Any = SimpleNamespace(is_restored=is_restored, head=None)
+    provenance = Provenance(Path(), work, {}, [], [], [])
+    vars(provenance)["inputs"] = []
+    assert bool(provenance.unpushed) != is_restored

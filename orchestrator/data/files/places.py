@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from orchestrator.data.files import waiting
 from orchestrator.data.files.manifest import NAME
-from orchestrator.errors import ConfigurationError, unusable
+from orchestrator.errors import ConfigurationError, said_of, unusable, without_users
 
 _CHUNK = 4 << 20
 _VERSION = "?versionId="  # as s3fs has it
@@ -21,6 +21,7 @@ _ONE_TRY["s3a"] = _ONE_TRY["s3"]
 # Protocols of fsspec behind which there is always another machine. Many others are folders of this one (`local`, `git`, `dvc`,
 # `zip::`), or show its keys to whatever host an address names (`sftp`).
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf")
+_GONE, _REFUSED = (404, 410), (401, 403, 407)
 
 
 class Place(Protocol):
@@ -144,7 +145,7 @@ class _Remote:
         return self._store
 
     def describe(self, path: str) -> str:
-        return f"{self._url}/{path}"
+        return without_users(f"{self._url}/{path}")
 
     def names(self) -> list[str]:
         return sorted(name[len(self._root) + 1 :] for name in self._act("find", self._root))
@@ -172,11 +173,26 @@ class _Remote:
         """Every library behind fsspec has errors of its own."""
         try:
             return function(*arguments, **options)
-        except OSError:
-            raise
         except Exception as error:
-            refused = "Credentials" in type(error).__name__  # of botocore; s3fs names the others
-            raise (PermissionError if refused else OSError)(f"{type(error).__name__}: {error}") from error
+            meant = _as_meant(error, self._given)
+            if meant is error:
+                raise
+            raise meant from error
+
+
+def _as_meant(error: Exception, url: str) -> OSError:
+    """As a place raises it. fsspec calls a file of the web missing, whatever happened."""
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception) and url.startswith("http"):
+        error = error.__cause__
+    said, status = said_of(url, str(error)), getattr(error, "status", None)  # of the answer of a web server
+    if type(error).__module__ == "builtins" and isinstance(error, OSError) and said and said == str(error):
+        return error
+    kind: type[OSError] = OSError
+    if isinstance(error, FileNotFoundError) or status in _GONE:
+        kind = FileNotFoundError
+    elif isinstance(error, PermissionError) or status in _REFUSED or "Credentials" in type(error).__name__:
+        kind = PermissionError  # of botocore, which says so by the name; s3fs names the others
+    return kind(f"{type(error).__name__}: {said}".rstrip(": "))
 
 
 def _opened(url: str) -> Any:

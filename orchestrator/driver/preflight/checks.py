@@ -83,7 +83,10 @@ class Provenance:
 
     @property
     def unpushed(self) -> list[str]:
-        """The code and data that others lack: a sentence each, with the command that pushes it."""
+        """The code and data that others lack: a sentence each, with the command that pushes it. Nothing of a repetition: its
+        checkout has no remote to push to, and none of the credentials of DVC's."""
+        if self.work is not None and self.work.is_restored:
+            return []
         commit = None if self.work is None else pushed.unpushed(self.work)
         return [*([] if commit is None else [commit]), *remote_state.unpushed(self.project, self.inputs)]
 

@@ -9,7 +9,7 @@ from orchestrator.provenance.code.worktree import WorkTree
 def unpushed(work: WorkTree) -> str | None:
     """The remedy if no clone has the commit, or None. A rerun needs none, since the record has the code; a person and
     `compare=` do. Nothing is said of a restored snapshot, which is nobody's repository."""
-    if work.head is None or work.head != work.origin:
+    if work.head is None or work.is_restored:
         return None
     if not git.line(work.root, "remote"):
         return "the repository has no remote, so nobody else has its commits; git remote add origin URL, and git push"

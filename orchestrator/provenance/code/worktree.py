@@ -87,6 +87,11 @@ class WorkTree:
     def dirty(self) -> bool:
         return bool(self.changed) or self.head is None
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether it is a snapshot that was unpacked, as for a rerun, and no repository of anybody's."""
+        return self.head != self.origin
+
 
 def examine(project: Path) -> WorkTree:
     """The work tree as it is now. Raises Unrecorded."""

@@ -229,13 +229,13 @@ class Store:
         """Its address in messages, which logs keep: without credentials."""
         return redaction.text(self.uri)
 
-    def usable(self, wanted: str | None = None) -> AbstractContextManager[None]:
+    def usable(self, wanted: str | None = None, instead: str = "") -> AbstractContextManager[None]:
         """Inside the block, a store that refuses what it is asked for is a ConfigurationError. wanted: that, in words."""
-        return store_errors.usable(self.uri, wanted)
+        return store_errors.usable(self.uri, wanted, instead)
 
     def usable_experiment(self, name: str) -> AbstractContextManager[None]:
         """Likewise, where runs of this experiment are written."""
-        return self.usable(f"experiment {name} (run.experiment)")
+        return self.usable(f"experiment {name} (run.experiment)", "take another one with run.experiment=NAME, ")
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created when it is new, with artifacts in the project's folder. Raises ConfigurationError
@@ -330,7 +330,8 @@ class Store:
         if len(exact or found) == 1:
             return (exact or found)[0]
         if not found:
-            self._refuse_by_name(name)
+            if _WHOLE_ID.fullmatch(name):
+                self._refuse_by_name(name)
             raise UsageError(
                 f"there is no run {'yet' if name == 'last' else name} in {self.shown}",
                 "list them with: python -m orchestrator runs; `last` is the newest; those at a server need tracking.uri=URI",
@@ -361,13 +362,13 @@ class Store:
 
     def _stage(self, run_id: str) -> tables.Stage:
         """The stages of the run and its experiment. Raises ConfigurationError for a run that this user may not see: a search
-        leaves it out."""
+        leaves it out. A server with users says the same of one that is not there."""
         if self._database is not None and (stage := tables.stage(self._database, run_id)) is not None:
             return stage
         client = self.client.mlflow
         from mlflow.exceptions import MlflowException
 
-        with self.usable(f"run {run_id}"):
+        with self.usable(f"run {run_id}, if there is one,", "take one that `runs` lists, "):
             try:
                 info = client.get_run(run_id).info
                 experiment = client.get_experiment(info.experiment_id)

@@ -51,9 +51,9 @@ def restoring(uri: str, command: str) -> str:
 
 
 @contextmanager
-def usable(uri: str, wanted: str | None = None) -> Iterator[None]:
+def usable(uri: str, wanted: str | None = None, instead: str = "") -> Iterator[None]:
     """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy. wanted: what is
-    used there, if not all users of a server may."""
+    used there, if not all users of a server may; instead: what such a user may do."""
     try:
         yield
     except Exception as error:
@@ -72,7 +72,7 @@ def usable(uri: str, wanted: str | None = None) -> Iterator[None]:
         if wanted is not None and is_forbidden(error):
             raise ConfigurationError(
                 [f"tracking.uri: this user may not use {wanted} of the MLflow server {named}: {reason(error)}"],
-                f"ask who manages it for the right to, or {_ANOTHER_USER}",
+                f"ask who manages it for the right to, {instead}or {_ANOTHER_USER}",
                 code="mlflow.forbidden",
             ) from error
         if is_denial(error):

@@ -129,6 +129,18 @@ def test_what_a_known_user_may_not_use_is_named(status: int, code: str) -> None:
     assert "MLFLOW_TRACKING_PASSWORD" in caught.value.remedy
 
 
+def test_who_may_not_write_to_an_experiment_is_told_to_take_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise MlflowException(f"{_ENDPOINT} 403 != 200. Response body: 'Permission denied'")
+
+    monkeypatch.setattr("orchestrator.provenance.tracking.store.client_of", lambda _: None)
+    with refused("mlflow.forbidden", "shared") as caught, Store(_SERVER, tmp_path).usable_experiment("shared"):
+        fail()
+    assert "run.experiment=NAME" in caught.value.remedy
+
+
 def test_a_run_that_this_user_may_not_see_is_not_said_to_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +155,12 @@ def test_a_run_that_this_user_may_not_see_is_not_said_to_be_missing(
     monkeypatch.setattr("orchestrator.provenance.tracking.store.client_of", lambda _: Hiding())
     store = Store(_SERVER, tmp_path)
     monkeypatch.setattr(store, "past", list)
-    with refused("mlflow.forbidden", "run 0123abcd"):
-        store.find("0123abcd")
+    monkeypatch.setattr(store, "_search", lambda *_, **__: [])
+    with refused("mlflow.forbidden", f"run {'0123abcd' * 4}, if there is one"):
+        store.find("0123abcd" * 4)
+    for name in ("last", "0123abcd"):  # a server with users answers 403 for whatever is no run
+        with refused("mlflow.no-such-run"):
+            store.find(name)
 
 
 def _of_upload(status: int) -> HTTPError:
