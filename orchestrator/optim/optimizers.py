@@ -57,6 +57,10 @@ _UNFIT: dict[type[torch.optim.Optimizer], tuple[str, str]] = {
     torch.optim.LBFGS: (_CLOSURE, "nothing does the same; train with another one, such as adamw, or outside"),
     torch.optim.SparseAdam: ("it wants sparse gradients", "give embeddings sparse=False and take adam"),
 }
+_WITH_CLOSURE = (
+    _CLOSURE,
+    "have loss() compute what its second pass does, as SAM can be written (docs/porting.md), or train with another one",
+)
 _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)  # the second does not call the __init__ of the first, its base
 _SCALE = "lr_scale"  # of a group, for a scheduler: of timm, and of training scripts such as those of BEiT and MAE
 _LEFT_BY_SCHEDULERS = (
@@ -327,9 +331,7 @@ def unread_options(optimizer: torch.optim.Optimizer) -> list[str]:
 
 def unfit(optimizer: torch.optim.Optimizer) -> PipelineRaised:
     """The error for one of a kind that cannot train here; of a kind that is not known, one that wants a closure."""
-    why, remedy = next(
-        (told for kind, told in _UNFIT.items() if isinstance(optimizer, kind)), _UNFIT[torch.optim.LBFGS]
-    )
+    why, remedy = next((told for kind, told in _UNFIT.items() if isinstance(optimizer, kind)), _WITH_CLOSURE)
     return PipelineRaised(f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy, code="optimizer.unfit")
 
 

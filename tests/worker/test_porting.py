@@ -133,6 +133,36 @@ def test_optimizers_within_one_that_have_a_state_of_their_own_are_told_to_share_
     assert "each.state = self.state" in str(caught.value)
 
 
+def test_a_loss_at_weights_that_lie_uphill_is_that_of_sam(written: dict[str, Any]) -> None:
+    sharpness: Any = written["sharpness"].Sharpness
+    assert construction.rehearse(resolve(settings_for(sharpness, optimizer=None))).notes == []
+    run = train(sharpness, optimizer=None, steps=6, shards=1, batch_size=24)
+    pipeline = sharpness()
+    with seeded(7, "datasets"):
+        rows, _ = pipeline.datasets()
+    with seeded(7, "model"):
+        model = pipeline.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sampler = shuffled(Epochs(7, len(rows), Steps.constant(24), 1))
+    for step in range(6):
+        x, y = pipeline.collate([rows[index] for index in sampler.indices(step, 0)])
+        model.zero_grad()
+        pipeline.loss(model.eval(), (x, y)).backward()  # in one pass
+        before = [each.detach().clone() for each in model.parameters()]
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        with torch.no_grad():
+            norm = torch.stack([each.norm() for each in gradients]).norm()
+            for each, gradient in zip(model.parameters(), gradients, strict=True):
+                each.add_(gradient * (0.05 / (norm + 1e-12)))
+        model.zero_grad()
+        pipeline.loss(model.eval(), (x, y)).backward()  # in one pass
+        with torch.no_grad():
+            for each, own in zip(model.parameters(), before, strict=True):
+                each.copy_(own)
+        optimizer.step()
+    assert all(torch.equal(run.parameters[name], expected) for name, expected in model.state_dict().items())
+
+
 def test_a_moving_average_is_that_of_torch(written: dict[str, Any]) -> None:
     """But that it begins with the initial parameters."""
     regression: Any = written["averaged"].Regression
