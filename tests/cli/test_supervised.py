@@ -97,6 +97,24 @@ def test_a_run_in_a_checkout_of_its_code_is_followed_as_one_in_the_project(tmp_p
     assert [lost["steps_lost"] for lost in watched.journal("driver_lost")] == [0, 0]
 
 
+def test_a_successor_that_is_killed_before_its_first_step_is_followed(digits: Project) -> None:
+    """Nobody knew of its run yet, which stayed as it was."""
+    expected = undisturbed(digits, "cluster.workers=2")
+    watched = WatchedRun(digits, *RUN, "cluster.workers=2")
+    watched.wait_for_steps(75)
+    watched.process.kill()
+    assert watched.process.stderr is not None
+    followed = 0
+    for line in watched.process.stderr:
+        if "goes on with run" in line:
+            followed = int(line.partition("; process ")[2].split()[0])
+        elif followed and line.startswith("starting 2 workers"):
+            os.kill(followed, signal.SIGKILL)
+            break
+    out, err = run_to_the_end(watched)
+    assert last_report(out)["digest"] == expected["digest"], err
+
+
 def watched_steps(watched: WatchedRun, steps: int) -> None:
     """As `wait_for_steps`, whoever drives the run."""
     until(lambda: watched.steps >= steps)

@@ -83,6 +83,24 @@ def answer_as_grpc(head: socket.socket) -> None:
         connection.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
 
 
+def test_who_insists_calls_a_head_as_often_as_a_run_under_way_before_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[str] = []
+
+    def refuses(address: str) -> socket.socket:
+        called.append(address)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(joined, "_connected", refuses)
+    monkeypatch.setattr(joined, "_CALL_S", 0.0)
+    for insists, times in ((False, 1), (True, 5)):
+        called.clear()
+        with refused("ray.nobody-answers", "127.0.0.1:1"):
+            JoinedRay("127.0.0.1:1", insists=insists).__enter__()
+        assert len(called) == times
+
+
 def test_a_call_that_never_left_says_nothing_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_descriptors(_address: str) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")

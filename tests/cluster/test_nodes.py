@@ -118,6 +118,28 @@ def test_a_run_whose_joined_ray_dies_says_so_soon_and_can_be_resumed(digits: Pro
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("lost", ["gcs_server, driver", "raylet"])
+def test_a_supervised_run_goes_on_alone_where_its_ray_is_gone_for_its_driver(
+    digits: Project, at_home: Alone, lost: str
+) -> None:
+    """The head goes with the driver, or the raylet of its node goes and nobody else knows of the run: it was FAILED."""
+    with raylets(2) as joined:
+        project = replace(digits, variables=joined.access)
+        chosen = ("checkpoint.every=4", f"cluster.address={joined.address}", "cluster.workers=2", "run.supervised=true")
+        run = WatchedRun(project, *SHORT, *chosen)
+        run.wait_for("checkpoint_saved")
+        joined.kill(lost.partition(",")[0])
+        if "driver" in lost:
+            run.process.kill()
+        done = run.end()
+        assert project.processes() == []
+    assert f"run {run.run_id} goes on without it, on this machine alone, with" in done.err
+    assert "Traceback" not in done.err
+    assert json.loads(done.out.splitlines()[-1])["digest"] == at_home.digest
+    assert project.runs()[run.run_id] == "FINISHED"
+
+
+@pytest.mark.long
 def test_a_worker_that_cannot_compute_on_a_gpu_says_why(digits: Project) -> None:
     """Its node says that it has GPUs; the torch of these tests is built without CUDA."""
     with raylets("2:1") as joined:

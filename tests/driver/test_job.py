@@ -6,11 +6,11 @@ import contextlib
 import errno
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +20,8 @@ from orchestrator.checkpoint.state import TrainingState
 from orchestrator.checkpoint.weights import Weights
 from orchestrator.cluster.placement import project_transfer
 from orchestrator.cluster.placement.reservation import ActorSlot, Node
+from orchestrator.cluster.sessions import joined
+from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.config.plan import Members
 from orchestrator.config.resolve import resolve
 from orchestrator.config.settings import load
@@ -32,7 +34,7 @@ from orchestrator.driver.run.job import Job
 from orchestrator.driver.run.startup import RunStart, requirements
 from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import RunFailed
+from orchestrator.errors import ClusterUnavailable, RunFailed
 
 
 class Record:
@@ -60,6 +62,8 @@ def complete(
     record: Record,
     monkeypatch: pytest.MonkeyPatch,
     run: Callable[..., RunOutcome] = lambda *_: RunOutcome(steps=1, digest="4a4d"),
+    start: Mapping[str, Any] = MappingProxyType({}),
+    pending_signal: PendingSignal | None = None,
 ) -> tuple[str, RunOutcome]:
     settings = load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], [])
     plan = resolve(settings)
@@ -67,8 +71,8 @@ def complete(
     opening.set_result(record)
     display: Any = SimpleNamespace(close=lambda: None, say=lambda _: None)
     monkeypatch.setattr(Job, "_run", run)
-    job = Job(settings, plan, Path(), Audience(display), PendingSignal())
-    return job.complete(opening, RunStart(requirements(plan, checkpoint=None)))
+    job = Job(settings, plan, Path(), Audience(display), pending_signal or PendingSignal())
+    return job.complete(opening, RunStart(requirements(plan, checkpoint=None), **start))
 
 
 def test_a_driver_that_may_start_no_further_thread_says_which_limits_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +160,56 @@ def test_a_driver_looks_whether_it_still_has_its_run_where_others_may_go_on_with
     resumed = Job(settings, resolve(settings), Path(), Audience(display), PendingSignal(), supervision=supervision)
     record: Any = SimpleNamespace(tracker=SimpleNamespace(run_id="4e8d"), store=SimpleNamespace(uri=uri))
     private: Any = SimpleNamespace()
-    with resumed._with_failover(record, private):
+    with resumed._with_failover(record, private) as head_goes_on:
         assert held == ["4e8d"] * looks
+        assert not head_goes_on
+
+
+@pytest.mark.parametrize(
+    ("calls_in_vain", "raylet_ends", "head_goes_on", "lost"),
+    [
+        (5, False, True, True),
+        (5, True, False, True),
+        (0, True, False, True),
+        (0, True, True, False),
+        (4, False, False, False),
+    ],
+)
+def test_a_ray_is_lost_with_its_head_or_with_the_raylet_here_where_nobody_there_goes_on(
+    monkeypatch: pytest.MonkeyPatch, *, calls_in_vain: int, raylet_ends: bool, head_goes_on: bool, lost: bool
+) -> None:
+    """Without its raylet a supervised driver ended, though nobody else went on with the run."""
+    ray = JoinedRay("10.0.0.1:6379")
+    ray._in_vain, ray._raylet = calls_in_vain, 7
+    monkeypatch.setattr(joined, "has_ended", lambda _: raylet_ends)
+    assert job._is_lost(ray, head_goes_on=head_goes_on) is lost
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "signal", "lost"),
+    [
+        ("ray.nobody-answers", TakenOver(4711, 0.0), None, True),
+        ("ray.not-joined", TakenOver(4711, 0.0), None, True),
+        ("ray.cannot-hold", TakenOver(4711, 0.0), None, False),
+        ("ray.nobody-answers", TakenOver(4711, 0.0), "SIGINT", False),
+        ("ray.nobody-answers", None, None, False),
+    ],
+)
+def test_who_goes_on_for_a_lost_driver_does_so_where_its_ray_is_gone_too(
+    monkeypatch: pytest.MonkeyPatch, code: str, before: TakenOver | None, signal: str | None, *, lost: bool
+) -> None:
+    """It ended at once, and told of 0 steps."""
+
+    def unreached(*_: object) -> RunOutcome:
+        raise ClusterUnavailable("the Ray is away", code=code)
+
+    pending_signal = PendingSignal()
+    pending_signal.signal = signal
+    start = {"written": 7, "taken_over": before}
+    _, outcome = complete(
+        Record(OSError(errno.EIO, "Input/output error")), monkeypatch, unreached, start, pending_signal
+    )
+    assert (outcome.has_lost_ray, outcome.steps) == (lost, 7)
 
 
 def test_a_fault_of_ours_leaves_no_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import errno
 import os
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -43,10 +44,12 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 
 
 
 class JoinedRay:
-    """A Ray that was joined; implements RaySession. address: host:port of the head, as `ray start --head` prints it."""
+    """A Ray that was joined; implements RaySession. address: host:port of the head, as `ray start --head` prints it; insists:
+    whether it is called as often as a Ray under way before it counts as gone."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, insists: bool = False) -> None:
         self._address = address
+        self._insists = insists
         self._called = address  # the number of that host: no name has to be looked up when its head is gone
         self._in_vain = 0
         self._over = threading.Event()
@@ -55,7 +58,7 @@ class JoinedRay:
         self._asking = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._called = _reach(self._address)
+        self._called = _reach(self._address, _CALLS if self._insists else 1)
         prepare_environment(self._address)
         _show_token(self._address)
         try:
@@ -155,17 +158,21 @@ def _tells_of_the_other_side(error: OSError) -> bool:
     return isinstance(error, ConnectionError | TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-def _reach(address: str) -> str:
+def _reach(address: str, calls: int = 1) -> str:
     """The number of the host with the port. Raises ClusterUnavailable unless a gRPC server listens at the address, which Ray's
     head is."""
-    try:
-        with _connected(address) as connection:
-            host, port, *_ = connection.getpeername()
-            answers = "RAY_USE_TLS" in os.environ or _speaks_http2(connection)
-    except (OSError, OverflowError) as error:
-        raise ClusterUnavailable(
-            f"nobody answers at cluster.address {address}: {error}", _REMEDY, code="ray.nobody-answers"
-        ) from error
+    for left in reversed(range(calls)):
+        try:
+            with _connected(address) as connection:
+                host, port, *_ = connection.getpeername()
+                answers = "RAY_USE_TLS" in os.environ or _speaks_http2(connection)
+            break
+        except (OSError, OverflowError) as error:
+            if not left:
+                raise ClusterUnavailable(
+                    f"nobody answers at cluster.address {address}: {error}", _REMEDY, code="ray.nobody-answers"
+                ) from error
+            time.sleep(_CALL_S)
     if not answers:
         raise ClusterUnavailable(f"the server at cluster.address {address} is no Ray", _REMEDY, code="ray.not-a-ray")
     return f"{host}:{port}"

@@ -104,6 +104,8 @@ def resume(
                 supervised(settings, typed, pending_signal, project) as supervision,
                 ThreadPoolExecutor(1) as pool,
             ):
+                if supervision is not None:  # also of one that ends before its first step somebody takes its place
+                    supervision.run(past.run_id, recorded.files.trace)
                 since = run_start.written, run_start.told_from
                 opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, *since)
                 ray = None if beside is None else beside.ray
@@ -116,15 +118,16 @@ def resume(
 
 
 def without_ray(run_id: str, outcome: RunOutcome, plan: Plan, supervision: Supervision | None) -> None:
-    """Go on with a run whose Ray is gone with its head, on this machine alone: then this does not return."""
-    if supervision is None or not outcome.is_headless or outcome.error is None or headless.refusal(plan) is not None:
+    """Go on with a run whose Ray is gone, on this machine alone: then this does not return."""
+    if supervision is None or not outcome.has_lost_ray or outcome.error is None or headless.refusal(plan) is not None:
         return
     workers = headless.workers(plan)
     for_stream().say(
         f"{outcome.error.message}; run {run_id} goes on without it, on this machine alone, with "
         f"{workers.on(headless.cores())} of its {plan.cluster.members.most} workers"
     )
-    os.environ.pop(supervisor.TAKEN_OVER, None)  # by this process it is gone on with, whomever that has followed
+    if outcome.trained_at is not None:  # by this process it is gone on with, whomever that has followed
+        os.environ.pop(supervisor.TAKEN_OVER, None)
     headless.become(headless.words(supervision.words(run_id), workers, headless.cores()))
 
 

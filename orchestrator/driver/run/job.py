@@ -95,6 +95,8 @@ from orchestrator.records import barriers, lines, phases, times
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
 _TRUSTED = "trust=true"  # of a run whose own driver has said so
+# Errors of a driver that is to go on with a run, and finds that the Ray is gone, too.
+_OF_A_LOST_RAY = ("ray.nobody-answers", "ray.no-head", "ray.not-joined", "ray.no-nodes")
 
 
 @dataclass(frozen=True)
@@ -141,15 +143,15 @@ class Job:
                 opening.result()  # it may be out of reach: known before anything is started
             outcome = self._run(opening, run_start)
         except OrchestratorError as error:
-            outcome = RunOutcome(workers=plan.cluster.members.start, error=error)
+            outcome = self._not_begun(run_start, error)
         except OSError as error:
-            outcome = RunOutcome(workers=plan.cluster.members.start, error=unrecorded(error))
+            outcome = self._not_begun(run_start, unrecorded(error))
         except BaseException as error:
             if not is_out_of_threads(error):
                 why = RunFailed(f"{type(error).__name__}: {error}", code="run.failed")
                 opening.result().close(RunOutcome(error=why))
                 raise
-            outcome = RunOutcome(workers=plan.cluster.members.start, error=without_threads())
+            outcome = self._not_begun(run_start, without_threads())
         finally:
             display.close()
         record = opening.result()
@@ -164,6 +166,8 @@ class Job:
             raise
         heard = len(outcome.not_logged)
         outcome = record.close(outcome)
+        if self.pending_signal.signal is not None:  # who ends the run wants nobody to go on with it
+            outcome = replace(outcome, has_lost_ray=False, weights_lost=False)
         for note in tracker.notes():
             display.say(f"note: {note}")
         for trouble in outcome.not_logged[heard:]:
@@ -176,6 +180,19 @@ class Job:
             look = summary.where_to_look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
             display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
         return tracker.run_id, outcome
+
+    def _not_begun(self, run_start: RunStart, error: OrchestratorError) -> RunOutcome:
+        """The outcome of a run that has come no farther than it was."""
+        is_lost = run_start.taken_over is not None and error.code in _OF_A_LOST_RAY
+        return RunOutcome(
+            workers=self.plan.cluster.members.start,
+            steps=run_start.written,
+            loss=run_start.loss,
+            metrics=dict(run_start.metrics),
+            checkpoint=run_start.requirements.checkpoint,
+            error=error,
+            has_lost_ray=is_lost,
+        )
 
     def _summed_up(self, record: Record, outcome: RunOutcome) -> RunOutcome:
         """Draw and compare what has come of the run, and put its model together, before the record is closed."""
@@ -225,7 +242,7 @@ class Job:
             self.display.say(f"note: {note}")
         # Processes that are started from here on inherit it. A Ray that is shared has been started, and is told by the slots.
         own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")
-        entering = self._own_ray() if self.ray is None else contextlib.nullcontext(self.ray)
+        entering = self._own_ray(run_start) if self.ray is None else contextlib.nullcontext(self.ray)
         with own, phases.entered("Ray", entering) as ray:
             self.pending_signal.watch()
             if opening.done():
@@ -306,7 +323,8 @@ class Job:
         keys = None if private is None else private.keys
         requests = InspectionRequests(record.files.inspections)
         closing_inspection = contextlib.closing(ParameterInspection(requests, plan, startup.members.read_parameters))
-        with contextlib.closing(watch), closing_inspection as inspection, self._with_failover(record, ray):
+        failover = self._with_failover(record, ray)
+        with contextlib.closing(watch), closing_inspection as inspection, failover as head_goes_on:
             step_s = plan.cluster.timeouts.step_s
             fault_injection = None if plan.chaos is None else FaultInjection(plan.chaos, step_s)
             session = Session(startup, directory, saving, event_sink, inspection, keys, fault_injection)
@@ -319,7 +337,7 @@ class Job:
         outcome = replace(
             event_sink.outcome,
             trained_at=trained_at,
-            is_headless=isinstance(ray, JoinedRay) and ray.is_headless,
+            has_lost_ray=_is_lost(ray, head_goes_on=head_goes_on),
             times=times.shares(summed(by_worker)),
             steps_per_s=time_log.steps_per_s(),
             step_samples=plan.data.step_samples,
@@ -455,11 +473,11 @@ class Job:
         return DriverHandle(os.getpid(), str(ray.lock))
 
     @contextmanager
-    def _with_failover(self, record: Record, ray: RaySession) -> Iterator[None]:
+    def _with_failover(self, record: Record, ray: RaySession) -> Iterator[bool]:
         """Within the block another machine goes on with the run when this one is lost, if there can be one. This process ends
-        when another one has taken over."""
+        when another one has taken over. Yields whether the head goes on with it as soon as this node is lost to that Ray."""
         if self.supervision is None:
-            yield
+            yield False
             return
         run_id, store = record.tracker.run_id, record.store
         task = self._failover_task(self.supervision, record) if isinstance(ray, JoinedRay) else None
@@ -471,7 +489,7 @@ class Job:
                 held.enter_context(
                     driver_failover.standing_by(driver_failover.starter(task), ray.trouble, self._has_no_failover)
                 )
-            yield
+            yield task is not None and not task.first_line
 
     def _failover_task(self, supervision: Supervision, record: Record) -> driver_failover.FailoverTask | None:
         """The task of the process that goes on when this node of a joined Ray is lost. None if there can be none, which the
@@ -509,11 +527,11 @@ class Job:
     def _has_no_failover(self, why: str) -> None:
         self.display.say(f"note: when this machine is lost, nobody goes on with the run by himself: {why}")
 
-    def _own_ray(self) -> AbstractContextManager[RaySession]:
+    def _own_ray(self, run_start: RunStart) -> AbstractContextManager[RaySession]:
         """Joined, or started for this job with as many CPUs as it may need (rule D4)."""
         cluster = self.plan.cluster
         if cluster.address is not None:
-            return JoinedRay(cluster.address)
+            return JoinedRay(cluster.address, insists=run_start.taken_over is not None)
         members = cluster.members.total(cluster.members.most)
         port = self.settings.tracking.metrics_port
         return LocalRay(
@@ -537,6 +555,11 @@ class Job:
 def storage_of(plan: Plan, files: RunFolder) -> str:
     """The place of the run's checkpoints."""
     return files.checkpoints_at(plan.checkpoints.uri)
+
+
+def _is_lost(ray: RaySession, *, head_goes_on: bool) -> bool:
+    """Whether a Ray that was joined is gone, for this node at least, and with it whoever there would go on with the run."""
+    return isinstance(ray, JoinedRay) and (ray.is_headless or (ray.trouble() is not None and not head_goes_on))
 
 
 def _schedule(plan: Plan) -> Schedule:
