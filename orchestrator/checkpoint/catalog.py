@@ -5,7 +5,7 @@ two leaves files that nothing refers to, never a manifest that refers to nothing
 
 A blob that no manifest refers to may be part of a checkpoint that is being written this moment, or of one the driver has not
 heard of yet. A driver that is behind commits several checkpoints at once, while newer ones lie there already. So it is
-deleted only if it was there at an earlier pruning, too, long enough ago for any news to have come.
+deleted only after a commit of parts that came after it, whose news came later than its own, and only after a while.
 
 It never runs twice at a time on one folder (rule D7): the lease on a run sees to that.
 """
@@ -63,7 +63,8 @@ class Catalog:
         self._keep = keep
         self._pinned: set[str] = set()
         self._abandoned_after_s = abandoned_after_s
-        self._unreferenced: dict[str, float] = {}  # since which pruning, on the monotonic clock
+        self._prunings = 0
+        self._seen: dict[str, tuple[int, float]] = {}  # blob -> at which pruning first, and when on the monotonic clock
         self._rejected: set[int] = set()  # steps whose files are there but not good
         # by step, manifests that stay though they are old: an archive has thousands, and each would be read at each commit
         self._old: dict[int, _Listed] = {}
@@ -148,12 +149,19 @@ class Catalog:
         self._old = {step: manifest for step, manifest in left.items() if manifest and step < oldest_kept}
         referenced = _blobs(left.values()) | self._pinned
         unreferenced = {name for name in sizes if is_blob(name)} - referenced
-        now = time.monotonic()
-        abandoned = {name for name, since in self._unreferenced.items() if now - since >= self._abandoned_after_s}
-        garbage = unreferenced & (_blobs(manifests[step] for step in doomed) | abandoned)
+        garbage = unreferenced & (_blobs(manifests[step] for step in doomed) | self._abandoned(just_saved, sizes))
         for name in sorted(garbage):
             self._storage.delete(name)
-        self._unreferenced = {name: self._unreferenced.get(name, now) for name in unreferenced - garbage}
+
+    def _abandoned(self, just_saved: Manifest, sizes: Mapping[str, int]) -> set[str]:
+        """The blobs of which no news will come any more, as far as they belong to no checkpoint."""
+        now = time.monotonic()
+        self._prunings += 1
+        self._seen = {name: self._seen.get(name, (self._prunings, now)) for name in sizes if is_blob(name)}
+        came = max(self._seen.get(blob.name, (0, now))[0] for blob in just_saved.blobs)  # a part may be that of before
+        return {
+            name for name, (at, since) in self._seen.items() if at < came and now - since >= self._abandoned_after_s
+        }
 
     def _readable(self, step: int) -> _Listed | None:
         try:

@@ -322,6 +322,16 @@ def test_a_driver_that_is_behind_prunes_nothing_that_it_has_not_heard_of_yet() -
     assert same(load(storage, read(storage, 50)), example(50))
 
 
+def test_a_driver_that_is_behind_for_minutes_prunes_nothing_of_that_either() -> None:
+    """As with a slow MLflow server: all of them were there already at the first of its prunings."""
+    storage = InMemory()
+    catalog = Catalog(storage, 2, abandoned_after_s=0)
+    told = {step: events(storage, example(step), step) for step in (20, 30, 40, 50)}
+    for step, parts in told.items():
+        catalog.commit(step, parts)
+    assert same(load(storage, read(storage, 50)), example(50))
+
+
 def test_parts_that_never_became_a_checkpoint_go_after_a_while() -> None:
     storage = InMemory()
     catalog = saved(storage, 10, abandoned_after_s=0)
