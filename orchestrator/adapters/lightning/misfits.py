@@ -56,9 +56,9 @@ HOOKS = {
 }
 # Methods and attributes that a step may not use.
 _USES = {
-    "manual_backward": "one optimizer steps by itself, or two take turns in one (docs/porting.md)",
-    "optimizers": "one optimizer steps by itself, or two take turns in one (docs/porting.md)",
-    "toggle_optimizer": "two optimizers take turns in one (docs/porting.md)",
+    "manual_backward": "one optimizer steps by itself, or several in one, at once or in turn (docs/porting.md)",
+    "optimizers": "one optimizer steps by itself, or several in one, at once or in turn (docs/porting.md)",
+    "toggle_optimizer": "several optimizers step in one, at once or in turn (docs/porting.md)",
     "lr_schedulers": "the schedule is tabulated before the run: return the scheduler from configure_optimizers",
     "logger": "numbers are logged by self.log in validation_step; pictures are drawn in on_validation_epoch_end",
     "loggers": "numbers are logged by self.log in validation_step; pictures are drawn in on_validation_epoch_end",
@@ -188,13 +188,13 @@ def _manual(module: Reading, name: str) -> Iterator[str]:
                 yield coded(
                     "lightning.manual",
                     f"pipeline.target: {name} sets automatic_optimization to False; return the loss from training_step "
-                    "instead; two optimizers take turns in one (docs/porting.md)",
+                    "instead; several optimizers step in one, at once or in turn (docs/porting.md)",
                 )
     if any(map(_several, module.returned("configure_optimizers"))):
         yield coded(
             "lightning.optimizers",
-            f"pipeline.target: configure_optimizers of {name} returns several optimizers; return one whose parameter "
-            "groups are trained in turn (docs/porting.md)",
+            f"pipeline.target: configure_optimizers of {name} returns several optimizers; return one, in which they "
+            "step at once or in turn (docs/porting.md)",
         )
 
 

@@ -51,7 +51,7 @@ class ModulePipeline(Adapted):
         if not module.automatic_optimization:
             raise PipelineRaised(
                 f"{self.module_class.__name__} sets automatic_optimization to False",
-                "return the loss from training_step; two optimizers take turns in one (docs/porting.md)",
+                "return the loss from training_step; several optimizers step in one, at once or in turn (docs/porting.md)",
                 code="lightning.manual-built",
             )
         self._rules = getattr(module, "buffer_rules", {})

@@ -47,8 +47,8 @@ def optimizer_of(returned: Any, course: Course) -> tuple[Any, list[_Scheduler]]:
         return optimizers[0], found
     number = coded(
         "lightning.optimizers-returned",
-        f"pipeline.target: configure_optimizers returned {len(optimizers)} optimizers; return one, in which networks that are "
-        "trained in turn are parameter groups (docs/porting.md)",
+        f"pipeline.target: configure_optimizers returned {len(optimizers)} optimizers; return one, in which they step at once "
+        "or in turn (docs/porting.md)",
     )
     raise ConfigurationError([number, *problems(found, course)])
 
