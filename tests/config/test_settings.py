@@ -823,7 +823,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
     shards = draw(st.integers(1, 100))
     name = draw(st.sampled_from(sorted(TOPOLOGIES)))
     options = {
-        option.name: draw(st.sampled_from(choices(option.kind)) if choices(option.kind) else counts)
+        option.name: draw(st.sampled_from(choices(option.kind)) if choices(option.kind) else st.integers(1, 1000))
         for option in TOPOLOGIES.options(name).values()
         if draw(st.booleans())
     }

@@ -57,7 +57,7 @@ def usable(uri: str, wanted: str | None = None, instead: str = "") -> Iterator[N
     try:
         yield
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and urlsplit(uri).scheme.partition("+")[0] in _DATABASES:
+        if isinstance(error, ModuleNotFoundError) and _is_database(uri):
             raise ConfigurationError(
                 [f"tracking.uri: {redaction.text(uri)} is opened with {error.name}, which is not installed"],
                 f"pip install {_PACKAGES.get(str(error.name), error.name)}, or name another driver, as in postgresql+psycopg2://",
@@ -98,8 +98,13 @@ def usable(uri: str, wanted: str | None = None, instead: str = "") -> Iterator[N
             remedy = "start it, mend its address, or leave tracking.uri out for the project's own store"
         else:  # which may be the project's own
             what = f"the MLflow store {named} cannot be used"
-            remedy = "see to its place and the room there, or name another one with tracking.uri"
+            needed = "server, and its name, user and password" if _is_database(uri) else "place and the room there"
+            remedy = f"see to its {needed}, or name another one with tracking.uri"
         raise ConfigurationError([f"tracking.uri: {what}: {reason(error)}"], remedy, code="mlflow.unusable") from error
+
+
+def _is_database(uri: str) -> bool:
+    return urlsplit(uri).scheme.partition("+")[0] in _DATABASES
 
 
 def is_of_mlflow(error: BaseException) -> bool:

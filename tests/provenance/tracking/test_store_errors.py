@@ -129,6 +129,19 @@ def test_what_a_known_user_may_not_use_is_named(status: int, code: str) -> None:
     assert "MLFLOW_TRACKING_PASSWORD" in caught.value.remedy
 
 
+def test_a_database_that_lets_nobody_in_is_told_with_what_it_asks_for() -> None:
+    def fail() -> None:
+        raise MlflowException('(psycopg2.OperationalError) FATAL:  password authentication failed for user "me"')
+
+    with (
+        refused("mlflow.unusable", "of-this-test") as caught,
+        store_errors.usable("postgresql://me:hush@of-this-test/x"),
+    ):
+        fail()
+    assert "password" in caught.value.remedy
+    assert "hush" not in str(caught.value)
+
+
 def test_who_may_not_write_to_an_experiment_is_told_to_take_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
