@@ -63,12 +63,8 @@ _WITH_CLOSURE = (
 )
 _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)  # the second does not call the __init__ of the first, its base
 _SCALE = "lr_scale"  # of a group, for a scheduler: of timm, and of training scripts such as those of BEiT and MAE
-_LEFT_BY_SCHEDULERS = (
-    "initial_lr",
-    "max_lr",
-    "min_lr",
-    "swa_lr",
-)  # of torch, in groups: those of Lightning are tabulated
+# Schedulers of torch leave these in groups, and those that Lightning returns are tabulated.
+_LEFT_BY_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 _OWN_SCHEDULE = "set `schedule` in the configuration, or write the factor as rate(self, step) in the pipeline"
 
 
