@@ -48,6 +48,11 @@ def ended_run(run_id: str, outcome: RunOutcome, arguments: Arguments) -> Command
             console.tell(
                 f"  start it anew: the checkpoint of step {outcome.checkpoint} may hold parts of replicas that differ"
             )
+        elif outcome.head_goes_on:
+            console.tell(
+                "  the head of that Ray goes on with the run, once it holds this node for dead; there "
+                f"~/.orchestrator-standby/{run_id}.log has its output"
+            )
         elif outcome.checkpoint is not None and not outcome.recurs and arguments.get("segments") is None:  # of an audit
             where = as_argument(outcome.store)
             console.tell(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}{where}")

@@ -13,7 +13,15 @@ from orchestrator.cli.sweep import ended_sweep
 from orchestrator.common.values import Span, Steps
 from orchestrator.data.plan import Data
 from orchestrator.driver.report.outcome import RunOutcome
-from orchestrator.errors import Inconsistent, Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
+from orchestrator.errors import (
+    ClusterUnavailable,
+    Inconsistent,
+    Interrupted,
+    NonFinite,
+    OrchestratorError,
+    PipelineRaised,
+    WorkerLost,
+)
 from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.experiments.sweep.trials import WrongMetricError
 
@@ -54,6 +62,15 @@ def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixt
     assert not RunOutcome(checkpoint=7).recurs
     ended_run("0123", RunOutcome(error=WorkerLost("killed"), checkpoint=7), Arguments("", ("segments=FILE",), 0.0))
     assert "resume=" not in capsys.readouterr().err, "nobody goes on with an audit"
+
+
+def test_who_has_lost_this_node_alone_is_told_to_go_on_by_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """The user was told to resume a run with which the head goes on a minute later."""
+    lost = RunOutcome(error=ClusterUnavailable("the raylet has ended"), checkpoint=7, head_goes_on=True)
+    ended_run("0123", lost, Arguments("", (), 0.0))
+    said = capsys.readouterr().err
+    assert "the head of that Ray goes on with the run" in said
+    assert "resume=" not in said
 
 
 def test_who_goes_on_with_a_run_of_another_store_names_that(capsys: pytest.CaptureFixture[str]) -> None:

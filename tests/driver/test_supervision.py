@@ -194,10 +194,14 @@ def test_who_was_taken_over_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.driver, found.ended) == (4711, 1763912345.25)
 
 
-@pytest.mark.parametrize("is_successor", [True, False])
-def test_who_goes_on_for_a_dead_driver_waits_for_server_and_checkpoints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_successor: bool
+@pytest.mark.parametrize(
+    ("is_successor", "typed"),
+    [(True, ("tracking.uri=http://server:5000",)), (True, ()), (False, ("tracking.uri=http://server:5000",))],
+)
+def test_who_goes_on_for_a_dead_driver_waits_for_stores_and_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_successor: bool, typed: tuple[str, ...]
 ) -> None:
+    """The project's own store, too: its disk may be full at that moment."""
     away = ConfigurationError(["tracking.uri: the MLflow server is away"], code="mlflow.unusable")
     unread = CheckpointDamaged("the checkpoint cannot be read", code="checkpoint.not-read")
     answers: list[Any] = [away, unread, away, Resumed("4e8d", "run", RunOutcome(steps=3))]
@@ -212,7 +216,7 @@ def test_who_goes_on_for_a_dead_driver_waits_for_server_and_checkpoints(
     monkeypatch.setattr(resume_command, "_AGAIN_S", 0.0)
     if is_successor:
         monkeypatch.setenv(supervisor.TAKEN_OVER, "1 7 1.0 9")
-    command = Arguments("4e8d", ("tracking.uri=http://server:5000",), 0.0)
+    command = Arguments("4e8d", typed, 0.0)
     if not is_successor:
         with refused("mlflow.unusable"):
             resume_command.run(command)

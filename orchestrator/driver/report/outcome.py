@@ -63,6 +63,7 @@ class RunOutcome:
     # Known to the job, when the session is over.
     trained_at: float | None = None  # when training ended, on the monotonic clock; None before that
     has_lost_ray: bool = False  # whether its Ray is gone, for this driver at least, and nobody there goes on with it
+    head_goes_on: bool = False  # whether the head of its Ray does, which has lost this node alone
     times: Mapping[str, float] = field(default_factory=dict)  # share of the workers' time, by kind (`records.times`)
     # by the workers' own time, evaluations included (`records.times`); None where they have told none
     steps_per_s: float | None = None

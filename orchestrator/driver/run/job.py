@@ -338,6 +338,7 @@ class Job:
             event_sink.outcome,
             trained_at=trained_at,
             has_lost_ray=_is_lost(ray, head_goes_on=head_goes_on),
+            head_goes_on=head_goes_on and ray.trouble() is not None and not _is_lost(ray, head_goes_on=True),
             times=times.shares(summed(by_worker)),
             steps_per_s=time_log.steps_per_s(),
             step_samples=plan.data.step_samples,
