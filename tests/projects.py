@@ -142,6 +142,13 @@ class Project:
         return [*self.processes(), *folders, *running]
 
 
+def packages(name: str) -> Path:
+    """A folder of packages that only some tests need. `make test-long` fills it first, pytest by itself does not."""
+    folder = Path(sys.prefix) / name
+    assert folder.is_dir(), f"{folder} is not there: type make {name}"
+    return folder
+
+
 def make_digits(path: Path) -> Project:
     """A project with the digits pipeline and its data. It computes natively, so that its runs can be compared with some in a
     thread of the tests, where torch is loaded so."""

@@ -26,7 +26,7 @@ from benchmarks.bench import (
     table,
 )
 from benchmarks.memory import resident
-from tests.projects import REPOSITORY
+from tests.projects import REPOSITORY, packages
 
 FAST = Row("a sum", "ours", "gloo, 4 kB", "ms", 2.0)
 CHEAP = Row("a checkpoint", "ours", "torch.save", "ms", 1.0, "cost")
@@ -103,7 +103,7 @@ def test_the_page_shows_every_row() -> None:
 @pytest.mark.parametrize("name", GROUPS)
 def test_every_row_can_be_measured(name: str) -> None:
     """With tiny sizes. Ray Train needs what `make peers` installs."""
-    variables = {**os.environ, "PYTHONPATH": str(Path(sys.prefix) / "peers")}
+    variables = {**os.environ, "PYTHONPATH": str(packages("peers"))}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench", f"rows={name}", "--smoke"],
         cwd=REPOSITORY,

@@ -6,12 +6,11 @@ Packages that are not in the environment lie in a folder of their own, which `ma
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.projects import REPOSITORY, Done, Project
+from tests.projects import REPOSITORY, Done, Project, packages
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(1800)]
 PAGE = (REPOSITORY / "docs" / "coming-from.md").read_text()
@@ -21,7 +20,6 @@ BLOCKS = [
     for part in PAGE.split("\n## ")
     for found in BLOCK.findall(part)
 ]
-OTHERS = Path(sys.prefix) / "others"
 HERE = "python -m orchestrator"
 
 
@@ -37,9 +35,9 @@ def test_each_job_is_done_there_and_here(tmp_path: Path) -> None:
             if command.startswith("cd "):
                 project.path = project.path / command.removeprefix("cd ")
                 continue
-            others = f"export PYTHONPATH={OTHERS} HOME={tmp_path}; "
+            others = f"export PYTHONPATH={packages('others')} HOME={tmp_path}; "
             if command.startswith(HERE):  # what the run imports is part of its identity
-                others = f"export PYTHONPATH={REPOSITORY}:{OTHERS}; " if is_of_others else ""
+                others = f"export PYTHONPATH={REPOSITORY}:{packages('others')}; " if is_of_others else ""
             done = project.shell(others + command)
             assert done.code == 0, (command, done.out, done.err)
             said.append((command, done))

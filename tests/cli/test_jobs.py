@@ -23,12 +23,10 @@ import pytest
 import yaml
 
 from tests.cli.alone import alone
-from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits
+from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits, packages
 
 RUN = ("conf=digits", "run.steps=120", "checkpoint.every=10", "cluster.workers=2")
-# Packages that only the head of a Ray that takes jobs needs (ray[default]); `make test-long` puts them here.
 MARK_OF_HEAD = "TEST_HEAD"
-DASHBOARD = Path(sys.prefix) / "dashboard"
 
 
 def await_checkpoint(project: Project) -> None:
@@ -78,7 +76,10 @@ class Head:
 def head(project: Project, folder: Path) -> Iterator[Head]:
     names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
     ports = [free_port() for _ in names]
-    environment = {**project.environment(), "PYTHONPATH": f"{project.environment()['PYTHONPATH']}:{DASHBOARD}"}
+    environment = {
+        **project.environment(),
+        "PYTHONPATH": f"{project.environment()['PYTHONPATH']}:{packages('dashboard')}",
+    }
     url = f"http://127.0.0.1:{ports[1]}"
     environment |= {
         MARK_OF_HEAD: url,
@@ -172,7 +173,7 @@ def test_a_rayjob_runs_what_was_submitted_and_nothing_that_stands_in_its_setting
     with head(project, Path(project.temporary) / "a") as first:
         to = f"--address {first.url}"
         way = f"ray job submit {to} --no-wait --submission-id job-2 -- {entrypoint} ; ray job logs {to} --follow job-2"
-        project.variables["PYTHONPATH"] = f"{REPOSITORY}:{DASHBOARD}"
+        project.variables["PYTHONPATH"] = f"{REPOSITORY}:{packages('dashboard')}"
         done = project.shell(f"exec /bin/bash -ce {shlex.quote(way)}")
         assert done.code == 0, done.err
         assert await_end(project, "job-2", f"to={first.url}") == "succeeded", done.out

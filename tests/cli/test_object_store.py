@@ -11,18 +11,16 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
 from tests.cli.alone import Alone, alone, assert_as_alone
 from tests.cli.watching import WatchedRun
 from tests.cluster.conftest import wait_for_line
-from tests.projects import REPOSITORY, Project
+from tests.projects import REPOSITORY, Project, packages
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 
-S3 = Path(sys.prefix) / "s3"  # `make test-long` puts it here
 # The server looks whether somebody signed, and not what.
 ASKS = {
     "Authorization": "AWS4-HMAC-SHA256 Credential=k/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0",
@@ -58,7 +56,7 @@ class Bucket:
 
 @pytest.fixture
 def bucket() -> Iterator[Bucket]:
-    path = f"{S3}:{REPOSITORY}"
+    path = f"{packages('s3')}:{REPOSITORY}"
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
     with subprocess.Popen(
         [sys.executable, "-m", "tests.s3_server"],
@@ -70,7 +68,7 @@ def bucket() -> Iterator[Bucket]:
         text=True,
     ) as server:
         url = wait_for_line(server, "url ").split()[1]
-        made = Bucket(server, url, {**keys, "AWS_ENDPOINT_URL": url, "PYTHONPATH": f"{REPOSITORY}:{S3}"})
+        made = Bucket(server, url, {**keys, "AWS_ENDPOINT_URL": url, "PYTHONPATH": f"{REPOSITORY}:{packages('s3')}"})
         made._call("PUT")
         try:
             yield made

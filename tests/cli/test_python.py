@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.projects import PATIENCE_S, REPOSITORY, Done, Project
+from tests.projects import PATIENCE_S, REPOSITORY, Done, Project, packages
 
 PAGE = (REPOSITORY / "docs" / "python.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FIRST, AGAIN = (BLOCK.findall(part) for part in PAGE.split("\n## Again\n"))
 STEPS = 3000  # of a run that is stopped
-PACKAGES = Path(sys.prefix) / "notebooks"  # made by `make notebooks`
 
 ASSERTS = """
 from pathlib import Path
@@ -218,7 +217,7 @@ def test_the_page_is_a_notebook_and_its_runs_need_none(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("A project without code.\n")
     project.commit()
     places = dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR"), project.temporary)
-    project.variables |= {**places, "PYTHONPATH": f"{REPOSITORY}:{PACKAGES}"}
+    project.variables |= {**places, "PYTHONPATH": f"{REPOSITORY}:{packages('notebooks')}"}
     stopped = AGAIN[-1].replace("100000", str(STEPS)) + "    stopped_id = stopped.run_id\n"
     again = [cell for number, text in enumerate([*AGAIN[:-1], stopped]) for cell in (text, CHECKS[number], ALONE)]
     seen = bash(

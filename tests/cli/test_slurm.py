@@ -11,10 +11,9 @@ import pytest
 
 from tests.cli.alone import alone
 from tests.cli.slurm import Slurm, slurm_of_two_nodes
-from tests.projects import REPOSITORY, Project, make_digits
+from tests.projects import REPOSITORY, Project, make_digits, packages
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.slurm]
-DASHBOARD = Path(sys.prefix) / "dashboard"  # of `make test-long`; where gRPC is, a head has one server more
 SHORT, LONG = (
     ("conf=digits", "cluster.workers=2", "run.steps=120"),
     ("conf=digits", "cluster.workers=2", "run.steps=600"),
@@ -45,7 +44,8 @@ def report(slurm: Slurm, job: str) -> dict[str, object]:
 
 
 def test_two_jobs_and_a_launch_of_one_user_share_a_node(slurm: Slurm, project: Project) -> None:
-    project.variables["PYTHONPATH"] = f"{REPOSITORY}:{DASHBOARD}"
+    # A head has one server more if gRPC is there.
+    project.variables["PYTHONPATH"] = f"{REPOSITORY}:{packages('dashboard')}"
     quoted = "run.name=it's $HOME `id`"
     wide = slurm.submit(project, script(project, *SHORT, "id=wide", "nodes=2", quoted), "--nodelist=n1,n2")
     narrow = slurm.submit(project, script(project, *SHORT, "id=narrow"), "--nodelist=n1")

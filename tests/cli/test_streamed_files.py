@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_object_store import Bucket, bucket
-from tests.projects import REPOSITORY, Project
+from tests.projects import REPOSITORY, Project, packages
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 
 __all__ = ["bucket"]
-STREAMS = Path(sys.prefix) / "streams"  # `make test-long` puts it here
 PIPELINE = """
 import torch
 from torch import nn
@@ -75,7 +74,7 @@ def _digest(project: Project, place: str, *settings: str) -> str:
 
 def test_what_other_packages_wrote_and_read_gives_the_same_bits(project: Project) -> None:
     """Also by their own data sets, which say that they are streams."""
-    project.variables["PYTHONPATH"] = f"{REPOSITORY}:{STREAMS}"
+    project.variables["PYTHONPATH"] = f"{REPOSITORY}:{packages('streams')}"
     project.variables["PYTHONWARNINGS"] = "ignore"
     digests = {}
     for kind in ("mds", "litdata"):

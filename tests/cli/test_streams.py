@@ -20,11 +20,10 @@ import pytest
 from orchestrator.data.files.index import index
 from tests.cli.watching import WatchedRun
 from tests.cluster.conftest import wait_for_line
-from tests.projects import REPOSITORY, Done, Project
+from tests.projects import REPOSITORY, Done, Project, packages
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 
-S3 = Path(sys.prefix) / "s3"  # `make test-long` puts it here
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
 FILES, BLOCK = 30, 2
 AWAY_S = 20
@@ -103,7 +102,7 @@ class Streams:
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.s3_server", str(port), str(self.store)],
             cwd=REPOSITORY,
-            env={**KEYS, "PYTHONPATH": f"{S3}:{REPOSITORY}", "PATH": ""},
+            env={**KEYS, "PYTHONPATH": f"{packages('s3')}:{REPOSITORY}", "PATH": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -150,7 +149,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streams]:
     sizes = sorted(path.stat().st_size for path in corpus.glob("*.jsonl"))
     made = Streams(project, folder / "store", sum(sizes[-BLOCK:]), 0, [])
     url = made.serve(0)
-    variables = {**KEYS, "AWS_ENDPOINT_URL": url, "PYTHONPATH": f"{REPOSITORY}:{S3}"}
+    variables = {**KEYS, "AWS_ENDPOINT_URL": url, "PYTHONPATH": f"{REPOSITORY}:{packages('s3')}"}
     try:
         yield replace(made, project=replace(project, variables=variables), port=int(url.rpartition(":")[2]))
     finally:

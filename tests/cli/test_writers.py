@@ -9,7 +9,6 @@ import json
 import os
 import re
 import socket
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits
+from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits, packages
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
-OTHERS, DASHBOARD = (Path(sys.prefix) / folder for folder in ("others", "dashboard"))
 SECRET = "ghp_" + "a1B2" * 9
 READ = """
 import json, sys
@@ -39,7 +37,7 @@ def with_packages(project: Project, folder: Path) -> Project:
 
 
 def test_tensorboard_and_wandb_have_all_of_a_run_and_no_credential(tmp_path: Path) -> None:
-    project = with_packages(make_digits(tmp_path / "digits"), OTHERS)
+    project = with_packages(make_digits(tmp_path / "digits"), packages("others"))
     words = (f"run.note=What for, not {SECRET}", "run.tags=[a,team=vision]", "tracking.also=[tensorboard,wandb]")
     long = ("conf=digits", "run.steps=120", "evaluation.every=40", "checkpoint.every=10", "cluster.workers=2")
     first = project.start(*long, *words)
@@ -90,7 +88,7 @@ def shown(port: int) -> str:
 
 
 def test_prometheus_sees_a_running_job(tmp_path: Path) -> None:
-    project = with_packages(make_digits(tmp_path / "digits"), DASHBOARD)
+    project = with_packages(make_digits(tmp_path / "digits"), packages("dashboard"))
     port = free_port()
     process = project.start("conf=digits", "run.steps=100000", "run.name=seen", f"tracking.metrics_port={port}")
     deadline = time.monotonic() + PATIENCE_S

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.adapters.transformers import tiny
-from tests.projects import REPOSITORY, Project
+from tests.projects import REPOSITORY, Project, packages
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(1200)]
 MARK = "KILLED_ONCE"
@@ -52,7 +51,7 @@ def test_a_worker_is_killed_a_rerun_is_exact_and_the_model_is_loaded(tmp_path: P
     (project.path / "conf" / "causal.yaml").write_text(yaml.safe_dump(CONF))
     (project.path / "mortal.py").write_text(MORTAL)
     shutil.copy(tiny.__file__, project.path / "tiny.py")
-    project.variables = {"PYTHONPATH": f"{REPOSITORY}:{Path(sys.prefix) / 'others'}", MARK: str(mark)}
+    project.variables = {"PYTHONPATH": f"{REPOSITORY}:{packages('others')}", MARK: str(mark)}
     project.commit()
     disturbed = project.run("conf=causal", "output=json")
     assert disturbed.code == 0, disturbed.err

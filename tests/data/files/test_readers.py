@@ -28,7 +28,7 @@ from orchestrator.data.files.readers import LISTS, build
 from orchestrator.data.files.readers.jsonl import jsonl
 from orchestrator.data.files.readers.litdata import litdata
 from orchestrator.data.files.readers.tar import tar
-from tests.projects import REPOSITORY
+from tests.projects import REPOSITORY, packages
 from tests.refusals import refused
 
 PIXELS = {
@@ -218,7 +218,7 @@ def test_another_litdata_without_what_is_needed_is_refused_with_the_version_to_i
 @pytest.mark.long
 @pytest.mark.parametrize("which", ["mds", "litdata", "webdataset"])
 def test_files_of_others_have_the_samples_that_their_packages_read(which: str, tmp_path: Path) -> None:
-    paths = [str(Path(sys.prefix) / "streams"), str(REPOSITORY)]
+    paths = [str(packages("streams")), str(REPOSITORY)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HOME": str(tmp_path)}
     (tmp_path / "written").mkdir()
     command = [sys.executable, "-m", "tests.data.files.foreign", which, str(tmp_path / "written")]
