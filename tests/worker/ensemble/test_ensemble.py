@@ -254,6 +254,8 @@ def test_a_saved_ensemble_is_the_same_one(tmp_path: Path) -> None:
     predicted = _load_pyfunc(str(tmp_path / "model")).predict(rows.numpy().astype(numpy.float64))
     assert torch.equal(torch.from_numpy(predicted["prediction"]), model(rows).exp())
     assert predicted["disagreement"].shape == (5,)
+    by_name = _load_pyfunc(str(tmp_path / "model")).predict({"input": rows.numpy()})
+    assert numpy.array_equal(by_name["prediction"], predicted["prediction"])
     described = json.loads((tmp_path / "model" / "ensemble.json").read_text())
     (tmp_path / "model" / "ensemble.json").write_text(json.dumps({**described, "digest": "0" * 64}))
     with refused("ensemble.damaged"):
