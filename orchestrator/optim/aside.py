@@ -14,20 +14,23 @@ from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from orchestrator.pipeline import Pipeline
 
 _PACKAGES = "-packages"  # in the file of a function: modules of packages have caches and counters of their own
 _OPAQUE = (type, types.ModuleType, Pipeline)
 _PLAIN = (type(None), bool, int, float, str)
+_DATA = (Dataset, DataLoader)
+_OF_EACH_LAYER = frozenset(vars(torch.nn.Module()))
 
 
-def bytes_of(value: Any, known: Set[int]) -> bytes | None:
-    """known: addresses of what is kept where it belongs, and stands for itself. None where nothing can be told."""
+def bytes_of(value: Any, known: Set[int], memory: Set[int] = frozenset()) -> bytes | None:
+    """known: addresses of what is kept where it belongs, and stands for itself; memory: of storages of tensors, likewise. None
+    where nothing can be told."""
     stream = io.BytesIO()
     try:
-        _Changes(stream, known).dump(value)
+        _Changes(stream, known, memory).dump(value)
     except Exception:  # of a class that says how it is pickled
         return None
     return stream.getvalue()
@@ -68,6 +71,16 @@ def texts(owner: object) -> dict[str, str]:
     }
 
 
+def others(layer: torch.nn.Module) -> dict[str, Any]:
+    """The attributes that `texts` does not have, by name, but for data and what each layer has."""
+    told = texts(layer)
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if name not in told and name not in _OF_EACH_LAYER and not isinstance(value, (*_DATA, *_OPAQUE))
+    }
+
+
 def named(owner: object, function: types.FunctionType) -> dict[str, Any]:
     """The attributes of an object that a function names, but for flags and data."""
     names = set(_names(function.__code__))
@@ -81,14 +94,18 @@ def named(owner: object, function: types.FunctionType) -> dict[str, Any]:
 class _Changes(pickle.Pickler):
     """Tensors by their versions, and without what is kept where it belongs."""
 
-    def __init__(self, stream: io.BytesIO, known: Set[int]) -> None:
+    def __init__(self, stream: io.BytesIO, known: Set[int], memory: Set[int]) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self._known = known
+        self._known, self._memory = known, memory
 
     def persistent_id(self, value: Any) -> Any:
-        if isinstance(value, _OPAQUE) or id(value) in self._known:
+        if isinstance(value, (*_OPAQUE, *_DATA)) or id(value) in self._known:
             return id(value)
-        return (id(value), value._version) if isinstance(value, torch.Tensor) else None
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.layout == torch.strided and value.untyped_storage().data_ptr() in self._memory:
+            return id(value)
+        return id(value), value._version
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, types.FunctionType):

@@ -520,6 +520,24 @@ def model_marks(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dic
     return buffers | frozen | attributes
 
 
+def marks_of_all_else(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, object]:
+    """The same for tensors, objects and containers that layers hold in attributes of any name: a walk that takes longer."""
+    if is_of_torch(optimizer):
+        return {}
+    tensors = [*model.parameters(), *model.buffers()]
+    known = {id(each) for each in (optimizer, *model.modules(), *tensors)}
+    memory = {each.untyped_storage().data_ptr() for each in tensors}  # a view follows its parameter
+    seen = set(known)  # layers may share one
+    marks: dict[str, object] = {}
+    for place, layer in model.named_modules():
+        for name, value in aside.others(layer).items():
+            if id(value) not in seen:
+                seen.add(id(value))
+                told = aside.bytes_of(value, known, memory)
+                marks[f"changed what is in the attribute {f'{place}.{name}'.lstrip('.')!r}"] = told
+    return marks
+
+
 @functools.cache
 def _remembered(name: str, options: str) -> float:
     module = torch.nn.Module()

@@ -13,7 +13,15 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from orchestrator.optim import optimizers
-from orchestrator.optim.optimizers import OPTIMIZERS, build, check, kept_aside, model_marks, problems
+from orchestrator.optim.optimizers import (
+    OPTIMIZERS,
+    build,
+    check,
+    kept_aside,
+    marks_of_all_else,
+    model_marks,
+    problems,
+)
 from orchestrator.pipeline import Pipeline
 from tests.refusals import refused
 
@@ -284,6 +292,41 @@ def test_an_attribute_of_a_layer_that_a_step_changes_is_found() -> None:
     setattr(model.get_submodule("0"), "p", 0.2)  # noqa: B010
     changed = {what for what, mark in model_marks(optimizer, model).items() if before[what] != mark}
     assert changed == {"changed the attribute '0.p'"}
+
+
+class Held(nn.Linear):
+    """A layer that holds things, as the ranks of AdaLoRA; and what follows its weight, or is data."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.average, self._private, self._turns = torch.zeros(2, 2), torch.zeros(2), 0
+        self.box, self.numbers = Box(), {"ranks": [torch.zeros(2)]}
+        self.view, self.data = self.weight.detach()[0], torch.utils.data.TensorDataset(torch.zeros(1))
+
+
+def test_what_a_step_changes_in_anything_that_a_layer_holds_is_found() -> None:
+    """It began anew where a run went on, in silence."""
+    model = nn.Sequential(Held())
+    layer: Any = model[0]
+    optimizer = Counting(model.parameters(), "defaults")
+    layer.weight.grad = torch.ones(2, 2)
+
+    def changed(step: Callable[[], object]) -> set[str]:
+        before = marks_of_all_else(optimizer, model)
+        step()
+        return {what for what, mark in marks_of_all_else(optimizer, model).items() if before.get(what) != mark}
+
+    assert changed(optimizer.step) == set()
+    assert changed(lambda: layer.data.tensors[0].add_(1)) == set()
+    for name, step in {
+        "average": lambda: setattr(layer, "average", layer.average * 0.9),
+        "_private": lambda: layer._private.lerp_(torch.ones(2), 0.1),
+        "_turns": lambda: setattr(layer, "_turns", layer._turns + 1),
+        "box": lambda: setattr(layer.box, "steps", layer.box.steps + 1),
+        "numbers": lambda: layer.numbers["ranks"].append(torch.ones(2)),
+    }.items():
+        assert changed(step) == {f"changed what is in the attribute '0.{name}'"}
+    assert marks_of_all_else(torch.optim.SGD(model.parameters(), lr=0.1), model) == {}
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,20 @@ def test_a_number_of_a_group_that_torch_does_not_read_is_pointed_out() -> None:
     assert construction.rehearse(resolve(settings_for(ScalesRates, args={"kind": "Own"}, optimizer=None))).notes == []
 
 
+class MovesRanks(p.Mlp):
+    def model(self) -> nn.Module:
+        class Ranks(nn.Sequential):
+            def update_and_allocate(self, step: int) -> None: ...
+
+        return Ranks(super().model())
+
+
+def test_ranks_that_a_loop_would_move_are_pointed_out() -> None:
+    """Nothing fails, and AdaLoRA stays as it begins."""
+    (note,) = construction.rehearse(resolve(settings_for(MovesRanks))).notes
+    assert note.startswith("the model has an update_and_allocate(), which nobody calls")
+
+
 class Still(nn.Sequential):
     def train(self, mode: bool = True) -> Still:  # noqa: ARG002
         return super().train(False)

@@ -209,7 +209,13 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     parameters = sum(each.numel() for each in model.parameters())
     trained = sum(each.requires_grad for each in model.parameters())
     of_adapter = [] if adapted is None else adapted.notes()
-    notes = [*_notes(model, plan), *_notes_on_buffers(model, rules), *_notes_on_woken(woken), *left_out, *of_adapter]
+    notes = [
+        *_notes(model, plan),
+        *_notes_on_buffers(model, rules),
+        *_notes_on_woken(woken),
+        *_notes_on_uncalled(model),
+    ]
+    notes += [*left_out, *of_adapter]
     plateau = None if adapted is None else adapted.plateau
     return weakref.ref(model), Rehearsal(notes, parameters, layout, plateau, trained)
 
@@ -289,6 +295,16 @@ def _notes_on_woken(names: list[str]) -> list[str]:
     return [
         f"model() freezes {few(names, _SHOWN)} in evaluation mode, and a run begins with train() of the whole model: to stay "
         "in it, its class has def train(self, mode=True): return super().train(False), or loss() calls its eval()"
+    ]
+
+
+def _notes_on_uncalled(model: torch.nn.Module) -> list[str]:
+    """A loop that trains AdaLoRA of peft calls it after each step."""
+    if not any(hasattr(type(each), "update_and_allocate") for each in model.modules()):
+        return []
+    return [
+        "the model has an update_and_allocate(), which nobody calls: all ranks of AdaLoRA stay as they begin; what it chooses "
+        "them by is in no checkpoint, so that no step() may call it; LoRA and DoRA need none"
     ]
 
 

@@ -62,7 +62,7 @@ def _take(this: Step, act: Callable[[], object]) -> None:
 def _take_watched(this: Step, act: Callable[[], object]) -> None:
     step, _, optimizer, model = this
     aside, options = kept_aside(optimizer, model), optimizers.options(optimizer)
-    marks, places = optimizers.model_marks(optimizer, model), places_of(model)
+    marks, places = _marks(this), places_of(model)
     _take(this, act)
     optimizers.keep_own(optimizer)  # gradients are its own already: refuses what no checkpoint could hold
     optimizers.refuse_shared(optimizer, model)
@@ -77,7 +77,7 @@ def _take_watched(this: Step, act: Callable[[], object]) -> None:
                 else "keep it in optimizer.state[parameter] or param_groups, or in frozen parameters of the model",
                 code="optimizer.attribute",
             )
-    for what, mark in optimizers.model_marks(optimizer, model).items():
+    for what, mark in _marks(this).items():
         if mark != marks.get(what):
             raise PipelineRaised(
                 f"the optimizer {what} of the model (step {step}), which a worker that joins would not have",
@@ -100,6 +100,15 @@ def _take_watched(this: Step, act: Callable[[], object]) -> None:
             "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
             code="optimizer.changes-rate",
         )
+
+
+def _marks(this: Step) -> dict[str, object]:
+    """Marks of the parts of the model that a step may not change. All that its layers hold is looked at in the first steps, and
+    in one of each doubling."""
+    marks = optimizers.model_marks(this.optimizer, this.model)
+    if this.number & (this.number - 1) == 0:
+        marks |= optimizers.marks_of_all_else(this.optimizer, this.model)
+    return marks
 
 
 def places_of(model: torch.nn.Module) -> list[torch.Tensor]:
