@@ -36,8 +36,11 @@ class _Listed:
 
 
 def by_name() -> None:
-    """From now on this process lists folders so: `os.listdir`, `os.scandir`, and what calls them, as `glob` and `pathlib`."""
+    """From now on this process lists folders so: `os.listdir`, `os.scandir`, and what calls them, as `glob` and `pathlib`.
+    Asked again it changes nothing."""
     functions: Any = os
+    if getattr(os.listdir, "__module__", None) == __name__:
+        return
     functions.listdir, functions.scandir = _sorted(os.listdir), _scanned(os.scandir)
     functions.supports_fd |= {os.listdir, os.scandir}
 

@@ -57,6 +57,14 @@ def test_a_folder_is_listed_by_name(way: str) -> None:
     assert all(WAYS[way]() == NAMES for _ in range(5))
 
 
+def test_who_asks_again_wraps_nothing_around_it() -> None:
+    """A test makes hundreds of members in its process, and each asks."""
+    listings.by_name()
+    once = os.listdir, os.scandir
+    listings.by_name()
+    assert (os.listdir, os.scandir) == once
+
+
 def test_entries_are_those_of_the_system(folder: Path) -> None:
     listings.by_name()
     with os.scandir(folder) as entries:

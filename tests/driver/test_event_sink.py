@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,16 +105,17 @@ def test_what_is_untold_is_forgotten_once_it_is_at_the_store_or_on_the_disk(tmp_
 
 
 def test_metrics_are_sent_before_a_checkpoint_of_their_steps_counts() -> None:
-    """Or a run that is resumed from it would never send those of a driver that was killed before its next `tick`."""
+    """Or a run that is resumed from it would never send those of a driver that was killed before its next `tick`. Evaluations
+    of before are in the journal alone, and a power cut would take those of the last step."""
     done: list[str] = []
     tracker: Any = SimpleNamespace(sync=lambda: done.append("sent"))
-    trace: Any = SimpleNamespace(sync=lambda: done.append("synced"))
+    trace, journal = (SimpleNamespace(sync=partial(done.append, name)) for name in ("trace", "journal"))
     files = SimpleNamespace(sync=lambda: done.append("of what it is made"))
-    record: Any = SimpleNamespace(tracker=tracker, journal=None, history=[trace], files=files)
+    record: Any = SimpleNamespace(tracker=tracker, journal=journal, history=[trace], files=files)
     progress: Any = SimpleNamespace()
     sink = EventSink(record, Audience(progress))
     sink.sync()
-    assert done == ["synced", "of what it is made", "sent"]
+    assert done == ["trace", "journal", "of what it is made", "sent"]
 
 
 @pytest.mark.parametrize(

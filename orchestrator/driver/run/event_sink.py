@@ -433,12 +433,12 @@ class EventSink:
         self.event("recovered", **vars(command), workers=self.outcome.workers)
 
     def sync(self) -> None:
-        """Wait until the trace, the sync barriers and what the run is made of are on the disk, and their metrics there or at
-        the store.
+        """Wait until the trace, the sync barriers, the journal and what the run is made of are on the disk, and their metrics
+        there or at the store.
 
-        This comes before a checkpoint of their last step, since a run that is resumed from it goes on behind them. Raises
-        OSError when the disk does not take them."""
-        for file in self._record.history:
+        This comes before a checkpoint of their last step, since a run that is resumed from it goes on behind them, and does no
+        evaluation of theirs again. Raises OSError when the disk does not take them."""
+        for file in (*self._record.history, self._journal):
             file.sync()
         self._record.files.sync()
         self._tracker.sync()
