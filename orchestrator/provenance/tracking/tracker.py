@@ -4,8 +4,8 @@ Once the run exists, a store that fails, such as a server that goes away, ends n
 again, and `trouble` says why. It is kept in a file too (`outbox`), from which another process sends it when this one has
 ended. An item that the store refuses for good is left out and told (`notes`), and holds nothing else back.
 
-The driver is held up while it sends, and workers that do not hear of it for long end themselves. So `tick` sends for a second
-and then leaves time for others, however much there is to be sent and however slow the store is.
+The driver is held up while it sends, and workers that do not hear of it for long end themselves. So `tick` and `sync` send for
+a second and then leave time for others, however much there is to be sent and however slow the store is.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class Tracker:
 
     def sync(self) -> None:
         """Have all that was told either at the store or on the disk. Raises OSError."""
-        if self.trouble is None:
+        if self.trouble is None and time.monotonic() - self._sent_at >= self._rest_s:
             self._try(_HELD_S)
         self._outbox.sync()
 

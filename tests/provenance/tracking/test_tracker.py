@@ -236,6 +236,20 @@ def test_a_slow_store_and_much_to_be_sent_leave_the_driver_time_for_its_workers(
     assert [len(batch) for batch in client.said] == [1000, 1000, 1000, 2]
 
 
+def test_a_slow_store_does_not_hold_up_each_checkpoint(clock: list[float], tmp_path: Path) -> None:
+    """A driver that sent for each part of each of them was minutes behind its workers."""
+    _, tracker = make(tmp_path)
+    client = tracker._client = cast("Any", Slow(clock))
+    for step in range(6):
+        tracker.metrics(step, {"loss": 1.0})
+        tracker.sync()
+        clock[0] += 1.0
+    assert client.attempts == 1
+    assert [item["step"] for item in read(tmp_path / "r" / FILE)] == [1, 2, 3, 4, 5]
+    tracker.end("FINISHED")
+    assert client.said[1:] == [[("loss", step) for step in range(1, 6)], "FINISHED"]
+
+
 class Gateway(Client):
     """A server behind a gateway that answers in its place: to these uploads with success."""
 
