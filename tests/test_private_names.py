@@ -69,7 +69,7 @@ OF_TORCH = {
     "worker/model/moving_buffers.py": "the classes of norms with moving buffers, and the hooks of the older ones",
     "worker/model/replica.py": "whether a parameter was changed, and that the buffers of a micro-batch under way were not",
     "worker/model/recorder.py": "memory of a capture that failed",
-    "worker/pipeline_parallel/fake_tensors.py": "a parameter that is no tensor of numbers",
+    "worker/pipeline_parallel/fake_tensors.py": "a parameter that is no tensor of numbers, and shapes that autocast casts",
     "worker/pipeline_parallel/planning.py": "whether parameters and modules have hooks, and a tensor was changed",
     "worker/pipeline_parallel/replay.py": "where modules hold a tensor",
 }

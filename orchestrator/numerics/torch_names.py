@@ -14,8 +14,10 @@ import torch
 NEEDED = {
     "torch:_VF": "the LSTM under portable arithmetic",
     "torch:Tensor._version": "the proof that nobody has changed a tensor",
+    "torch:Tensor._make_wrapper_subclass": "the types that autocast gives to what another stage computes",
     "torch:Tensor._backward_hooks": "the refusal of hooks that would see a part of a gradient",
     "torch:Tensor._post_accumulate_grad_hooks": "the refusal of hooks that would see a part of a gradient",
+    "torch._C:_DisableTorchDispatch": "the types that autocast gives to what another stage computes",
     "torch._C:_len_torch_dispatch_stack": "the calls of a compiled model that are eager",
     "torch._C:_functorch.peek_interpreter_stack": "the calls of a compiled model that are eager",
     "torch.nn.modules.batchnorm:_BatchNorm": "the layers that need several rows",

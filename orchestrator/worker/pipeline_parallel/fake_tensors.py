@@ -225,7 +225,7 @@ def _on_shapes(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
     out = tree_unflatten(leaves, spec)[1].get("out")
     if isinstance(out, torch.Tensor) and not _is_foreign(out):
         raise ValueNeeded(f"{name}(out=...) writes {first} into a tensor that is there already")
-    key = _signature(func, name, leaves, spec)
+    key = _signature(func, name, leaves, spec, first.home.type)
     recipe = _KNOWN.get(key) if key is not None else None
     if recipe is None:
         recipe = _computed(func, name, leaves, spec, first)
@@ -255,19 +255,74 @@ def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any,
     leave_the_compiler_out()
     if any(isinstance(leaf, torch.Tensor) and type(leaf) is not FakeTensor and leaf.is_nested for leaf in leaves):
         raise ValueNeeded(f"{name} of {first} and a nested tensor cannot be followed by shapes alone")
-    moved = [_moved(leaf) for leaf in leaves]
-    args, kwargs = tree_unflatten(moved, spec)
+    moved, cast = [_moved(leaf) for leaf in leaves], None
     func = _SHAPED.get(name, func)
-    try:
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            out = func(*args, **kwargs)
-    except (RuntimeError, NotImplementedError) as error:
-        why = str(error).partition(".")[0]
-        raise ValueNeeded(f"{name} of {first} cannot be followed by its shape alone: {why}") from None
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        if _autocast_on(first.home.type) is not None and not writes(name):
+            cast = _as_cast(func, moved, spec, first.home)
+        try:
+            args, kwargs = tree_unflatten(moved, spec)
+            out = func(*args, **kwargs) if cast is None else cast
+        except (RuntimeError, NotImplementedError) as error:
+            why = str(error).partition(".")[0]
+            raise ValueNeeded(f"{name} of {first} cannot be followed by its shape alone: {why}") from None
     given = {id(meta): i for i, (meta, leaf) in enumerate(zip(moved, leaves, strict=True)) if type(leaf) is FakeTensor}
     found, result_spec = tree_flatten(out)
     made = [(given.get(id(leaf)), isinstance(leaf, torch.Tensor), leaf) for leaf in found]
     return _Recipe(tuple(made), result_spec)
+
+
+def _as_cast(func: Callable[..., Any], moved: Sequence[Any], spec: Any, home: torch.device) -> Any:
+    """The result on shapes as autocast has it computed on that device. None where torch knows the shapes of no kernel for it:
+    then types are those without autocast, as far as the proof of the cut lets them pass."""
+    args, kwargs = tree_unflatten([_Autocast.of(leaf, home) for leaf in moved], spec)
+    try:
+        found, result_spec = tree_flatten(func(*args, **kwargs))
+    except (RuntimeError, NotImplementedError):
+        if name_of(func) not in _RECURRENT:
+            return None
+        lowered = [leaf.to(_autocast_on(home.type)) if _is_float(leaf) else leaf for leaf in moved]
+        args, kwargs = tree_unflatten(lowered, spec)
+        return func(*args, **kwargs)
+    return tree_unflatten([leaf.meta if type(leaf) is _Autocast else leaf for leaf in found], result_spec)
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32
+
+
+def _autocast_on(device: str) -> torch.dtype | None:
+    """The type in which autocast has products computed on this kind of device; None if it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+class _Autocast(torch.Tensor):
+    """A shape that autocast takes for a tensor of its device: of those on the meta device it casts none."""
+
+    meta: torch.Tensor
+
+    @staticmethod
+    def of(leaf: Any, device: torch.device) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        place: dict[str, Any] = {"strides": leaf.stride(), "storage_offset": leaf.storage_offset()}
+        cast = _Autocast._make_wrapper_subclass(_Autocast, leaf.size(), dtype=leaf.dtype, device=device, **place)
+        cast.meta = leaf
+        return cast
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        leaves, spec = tree_flatten((tuple(args), dict(kwargs or {})))
+        moved = [leaf.meta if type(leaf) is _Autocast else _moved(leaf) for leaf in leaves]
+        on_shapes, options = tree_unflatten(moved, spec)
+        found, result_spec = tree_flatten(func(*on_shapes, **options))
+        given = {id(meta): leaf for meta, leaf in zip(moved, leaves, strict=True) if type(leaf) is _Autocast}
+        if torch.Tag.inplace_view in func.tags:
+            with torch._C._DisableTorchDispatch():
+                func(*args, **(kwargs or {}))
+        home = next(iter(given.values())).device
+        made = [given[id(leaf)] if id(leaf) in given else cls.of(leaf, home) for leaf in found]
+        return tree_unflatten(made, result_spec)
 
 
 def _histc(input: torch.Tensor, bins: int = 100, *_: object, **__: object) -> torch.Tensor:
@@ -289,6 +344,8 @@ _SHAPED: Final[Mapping[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm,
     "grouped_mm": _grouped_mm,
 }
+# A GPU has kernels of them whose shapes torch does not know; autocast has all of it in its type there.
+_RECURRENT: Final = ("gru", "gru_cell", "lstm", "lstm_cell", "rnn_tanh", "rnn_relu")
 # By operation and signature: torch computes shapes in Python, which takes a hundred times as long.
 _KNOWN: dict[Any, _Recipe] = {}
 _MOST_KNOWN: Final = 50_000
@@ -300,8 +357,9 @@ _RESHAPING: Final = frozenset(
 PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
 
 
-def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any) -> Any:
-    """None where the operation may depend on more than what is compared here, or changes the shape of a tensor itself."""
+def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, device: str) -> Any:
+    """None where the operation may depend on more than what is compared here, or changes the shape of a tensor itself. device:
+    the kind of that for whose tensors fake ones stand."""
     if name in _RESHAPING:
         return None
     found: list[Any] = []
@@ -320,7 +378,7 @@ def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
             else:
                 return None
     try:
-        key = (func, str(spec), torch.get_default_dtype(), *found)
+        key = (func, str(spec), torch.get_default_dtype(), device, _autocast_on(device), *found)
         hash(key)
     except TypeError:
         return None

@@ -199,6 +199,33 @@ def test_layers_of_transformers_are_evaluated_in_stages_as_unsplit() -> None:
     _same(Transforming, Layout(2, stages=2), steps=1, precision="bfloat16")
 
 
+class Dropping(nn.Module):
+    """Stochastic depth, with a mask of the type of what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = (torch.rand(len(x), 1) < 0.8).to(x.dtype)
+        added: Tensor = x + self.inner(x) * kept / 0.8
+        return added
+
+
+class Drops(pipelines.Mlp):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(pipelines.FEATURES, 8), Dropping(), nn.Linear(8, pipelines.CLASSES))
+
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["1.inner"]
+
+
+@pytest.mark.slow
+def test_code_before_a_border_sees_the_types_that_autocast_gives() -> None:
+    """It computes with them. The mask was float32, so rounding was another one, and the cut was refused."""
+    _same(Drops, Layout(2, stages=2), steps=1, precision="bfloat16")
+
+
 class Graph(pipelines.Mlp):
     """A layer multiplies with a sparse matrix: a constant, in one of the two layouts."""
 
