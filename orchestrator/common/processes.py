@@ -20,6 +20,7 @@ import os
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ from orchestrator.common.kernel_calls import process_descriptor
 Handler = Callable[[int, FrameType | None], object]
 
 _handled: list[tuple[int, Handler]] = []  # by this process
+_held = threading.local()  # mask: the signals that were blocked before a fork
 _CREDENTIALS = struct.Struct("3i")
 _LOOK_S = 0.5  # between two looks at a process, where the kernel does not tell of its end
 _STATE, _STARTED = 0, 19  # of the fields after the name
@@ -120,13 +122,25 @@ def handle(number: int, handler: Handler) -> None:
     """Have this process, and none that is forked from it, handle a signal so: `multiprocessing.Pool` ends its processes by
     SIGTERM, and waits for them."""
     if not _handled:
-        os.register_at_fork(after_in_child=_forked)
+        os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forked)
     signal.signal(number, handler)
     if (number, handler) not in _handled:
         _handled.append((number, handler))
+
+
+def _hold() -> None:
+    """Before a fork: what is not heeded here waits for the new process to heed it, since Python forgets what comes until then.
+    Handlers that may raise are left out, as an exception is lost in these functions."""
+    numbers = {number for number, _ in _handled if signal.getsignal(number) is disregarded}
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _let_go() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
 
 
 def _forked() -> None:
     for number in {number for number, _ in _handled}:
         if (number, signal.getsignal(number)) in _handled:  # and the user's code has set no other
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _let_go()

@@ -115,6 +115,26 @@ print("lives")
 """
 
 
+EARLY = """
+import os, signal
+from orchestrator.common import processes
+
+parent = os.getpid()
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # before it heeds signals again
+processes.handle(signal.SIGTERM, processes.disregarded)
+if not (child := os.fork()):
+    os._exit(0)
+os.kill(parent, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_signal_that_comes_right_after_a_fork_is_not_lost() -> None:
+    """`multiprocessing.Pool` waited for good where it ended a process that had just begun."""
+    done = subprocess.run([sys.executable, "-c", EARLY], stdout=subprocess.PIPE, timeout=60, check=True)
+    assert done.stdout.decode() == f"-{int(signal.SIGTERM)}\n"
+
+
 def test_who_is_forked_from_one_that_heeds_no_signal_heeds_them() -> None:
     """`multiprocessing.Pool` in a pipeline ended its processes by SIGTERM, and waited for them for good."""
     done = subprocess.run([sys.executable, "-c", POOL], stdout=subprocess.PIPE, timeout=60, check=True)
