@@ -16,9 +16,8 @@ from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.provenance.tracking import is_server
 
 # The driver before has used these places: they are away, or full.
-_OF_STORE = {"mlflow.unusable"}
+_OF_PLACES = {"mlflow.unusable", "checkpoint.place-unwritable", "checkpoint.not-listed", "checkpoint.not-read"}
 _OF_SERVER = {"mlflow.denied"}
-_OF_CHECKPOINTS = {"checkpoint.place-unwritable", "checkpoint.not-listed", "checkpoint.not-read"}
 _AGAIN_S = 5.0
 
 
@@ -36,7 +35,7 @@ def run(arguments: Arguments) -> CommandResult:
 def _when_its_places_answer(uri: str | None, go_on: Callable[[], Resumed]) -> Resumed:
     """A run whose driver has died is not left because its MLflow store, or that of its checkpoints, is away or full at that
     moment, too. Raises as `resume`."""
-    passing = _OF_CHECKPOINTS | _OF_STORE | (_OF_SERVER if is_server(uri) else set())
+    passing = _OF_PLACES | (_OF_SERVER if is_server(uri) else set())
     is_told = False
     while True:
         try:

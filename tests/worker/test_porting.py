@@ -45,6 +45,17 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 
 
 @pytest.mark.long
+def _as_a_loop_has(kind: Any, steps: int) -> tuple[Any, Any, list[Any]]:
+    """The pipeline, its model, and the batches of so many steps, of 24 rows each, with the bits of a run."""
+    pipeline = kind()
+    with seeded(7, "datasets"):
+        rows, _ = pipeline.datasets()
+    with seeded(7, "model"):
+        model = pipeline.model()
+    sampler = shuffled(Epochs(7, len(rows), Steps.constant(24), 1))
+    return pipeline, model, [pipeline.collate([rows[i] for i in sampler.indices(step, 0)]) for step in range(steps)]
+
+
 @pytest.mark.slow
 def test_two_networks_in_turn_have_one_result(written: dict[str, Any]) -> None:
     gan: Any = written["gan"].Gan
@@ -64,20 +75,14 @@ def test_two_networks_in_turn_have_one_result(written: dict[str, Any]) -> None:
 def test_they_are_trained_as_by_two_optimizers(written: dict[str, Any]) -> None:
     gan: Any = written["gan"].Gan
     run = train(gan, optimizer=None, steps=6, shards=1, batch_size=24)
-    pipeline = gan()
-    with seeded(7, "datasets"):
-        rows, _ = pipeline.datasets()
-    with seeded(7, "model"):
-        model = pipeline.model()
+    pipeline, model, batches = _as_a_loop_has(gan, 6)
     networks = {1: (model.generator, 0.001), 0: (model.discriminator, 0.002)}
     optimizers = {
         turn: torch.optim.Adam(network.parameters(), lr=rate, betas=(0.5, 0.999))
         for turn, (network, rate) in networks.items()
     }
-    sampler = shuffled(Epochs(7, len(rows), Steps.constant(24), 1))
-    for step in range(6):
+    for step, batch in enumerate(batches):
         model.zero_grad()
-        batch = pipeline.collate([rows[index] for index in sampler.indices(step, 0)])
         with seeded(7, "compute", step, 0):
             pipeline.loss(model, batch, step).backward()
         optimizers[step % 2].step()
@@ -89,17 +94,12 @@ def test_optimizers_that_step_together_are_those_of_a_loop(written: dict[str, An
     products: Any = written["muon"].Products
     assert construction.rehearse(resolve(settings_for(products, optimizer=None))).notes == []
     run = train(products, optimizer=None, steps=6, shards=1, batch_size=24)
-    pipeline = products()
-    with seeded(7, "datasets"):
-        rows, _ = pipeline.datasets()
-    with seeded(7, "model"):
-        model = pipeline.model()
+    pipeline, model, batches = _as_a_loop_has(products, 6)
     others = [each for each in model.parameters() if each is not model[2].weight]
     muon, adam = torch.optim.Muon([model[2].weight], lr=0.02), torch.optim.AdamW(others, lr=0.003)
-    sampler = shuffled(Epochs(7, len(rows), Steps.constant(24), 1))
-    for step in range(6):
+    for step, batch in enumerate(batches):
         model.zero_grad()
-        pipeline.loss(model, pipeline.collate([rows[index] for index in sampler.indices(step, 0)])).backward()
+        pipeline.loss(model, batch).backward()
         muon.param_groups[0]["momentum"] = 0.85 + 0.1 * step / 300
         muon.step()  # type: ignore[no-untyped-call]
         adam.step()
@@ -137,15 +137,9 @@ def test_a_loss_at_weights_that_lie_uphill_is_that_of_sam(written: dict[str, Any
     sharpness: Any = written["sharpness"].Sharpness
     assert construction.rehearse(resolve(settings_for(sharpness, optimizer=None))).notes == []
     run = train(sharpness, optimizer=None, steps=6, shards=1, batch_size=24)
-    pipeline = sharpness()
-    with seeded(7, "datasets"):
-        rows, _ = pipeline.datasets()
-    with seeded(7, "model"):
-        model = pipeline.model()
+    pipeline, model, batches = _as_a_loop_has(sharpness, 6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    sampler = shuffled(Epochs(7, len(rows), Steps.constant(24), 1))
-    for step in range(6):
-        x, y = pipeline.collate([rows[index] for index in sampler.indices(step, 0)])
+    for x, y in batches:
         model.zero_grad()
         pipeline.loss(model.eval(), (x, y)).backward()  # in one pass
         before = [each.detach().clone() for each in model.parameters()]

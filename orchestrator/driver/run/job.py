@@ -334,11 +334,12 @@ class Job:
                 trained_at = time.monotonic()
                 pictures.prepare()  # while the workers are asked for what they have, and end
                 by_worker = time_log.close()
+        has_lost_ray = _is_lost(ray, head_goes_on=head_goes_on)
         outcome = replace(
             event_sink.outcome,
             trained_at=trained_at,
-            has_lost_ray=_is_lost(ray, head_goes_on=head_goes_on),
-            head_goes_on=head_goes_on and ray.trouble() is not None and not _is_lost(ray, head_goes_on=True),
+            has_lost_ray=has_lost_ray,
+            head_goes_on=not has_lost_ray and _is_lost(ray, head_goes_on=False),
             times=times.shares(summed(by_worker)),
             steps_per_s=time_log.steps_per_s(),
             step_samples=plan.data.step_samples,

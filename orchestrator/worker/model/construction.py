@@ -214,8 +214,9 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
         *_notes_on_buffers(model, rules),
         *_notes_on_woken(woken),
         *_notes_on_uncalled(model),
+        *left_out,
+        *of_adapter,
     ]
-    notes += [*left_out, *of_adapter]
     plateau = None if adapted is None else adapted.plateau
     return weakref.ref(model), Rehearsal(notes, parameters, layout, plateau, trained)
 

@@ -255,17 +255,18 @@ def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any,
     leave_the_compiler_out()
     if any(isinstance(leaf, torch.Tensor) and type(leaf) is not FakeTensor and leaf.is_nested for leaf in leaves):
         raise ValueNeeded(f"{name} of {first} and a nested tensor cannot be followed by shapes alone")
-    moved, cast = [_moved(leaf) for leaf in leaves], None
+    moved = [_moved(leaf) for leaf in leaves]
+    args, kwargs = tree_unflatten(moved, spec)
     func = _SHAPED.get(name, func)
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        if _autocast_on(first.home.type) is not None and not writes(name):
-            cast = _as_cast(func, moved, spec, first.home)
-        try:
-            args, kwargs = tree_unflatten(moved, spec)
-            out = func(*args, **kwargs) if cast is None else cast
-        except (RuntimeError, NotImplementedError) as error:
-            why = str(error).partition(".")[0]
-            raise ValueNeeded(f"{name} of {first} cannot be followed by its shape alone: {why}") from None
+    is_cast = _autocast_on(first.home.type) is not None and not writes(name)
+    try:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            out = _as_cast(func, moved, spec, first.home) if is_cast else None
+            if out is None:
+                out = func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError) as error:
+        why = str(error).partition(".")[0]
+        raise ValueNeeded(f"{name} of {first} cannot be followed by its shape alone: {why}") from None
     given = {id(meta): i for i, (meta, leaf) in enumerate(zip(moved, leaves, strict=True)) if type(leaf) is FakeTensor}
     found, result_spec = tree_flatten(out)
     made = [(given.get(id(leaf)), isinstance(leaf, torch.Tensor), leaf) for leaf in found]
