@@ -122,4 +122,4 @@ def test_it_says_what_was_shown_and_what_was_not() -> None:
         "2 kills, 1 pause; 2 recoveries, 2 steps computed again; what members reported of a step was the same each time. "
         "With an undisturbed run it is compared by rerun=r"
     )
-    assert "the same each time" not in sentence({"kill": 1}, [], "r", lockstep=False)
+    assert "the same each time" not in sentence({"kill": 1}, [], "r", repeats=False)

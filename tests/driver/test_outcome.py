@@ -47,15 +47,15 @@ def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixt
     raised, again = PipelineRaised("loss() raised"), PipelineRaised("loss() raised")
     again.recurs = True
     nan = NonFinite("nan")
-    for error, staleness, recurs in (
-        (raised, None, False),
-        (again, None, True),
-        (nan, None, True),
-        (nan, 3, False),  # of an asynchronous run
-        (Interrupted("by SIGINT"), None, False),
-        (WorkerLost("killed"), None, False),
+    for error, repeats, recurs in (
+        (raised, True, False),
+        (again, True, True),
+        (nan, True, True),
+        (nan, False, False),  # of an asynchronous run, or one with fewer sites
+        (Interrupted("by SIGINT"), True, False),
+        (WorkerLost("killed"), True, False),
     ):
-        outcome = RunOutcome(error=error, checkpoint=7, staleness=staleness)
+        outcome = RunOutcome(error=error, checkpoint=7, repeats=repeats)
         assert outcome.recurs == recurs
         ended_run("0123", outcome, Arguments("", (), 0.0))
         assert ("go on from step 7: python -m orchestrator resume=0123" in capsys.readouterr().err) == (not recurs)

@@ -72,6 +72,7 @@ class RunOutcome:
     shards: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     best: BestModel | None = None  # the model of the run; None where that is the last state
     weights_lost: bool = False  # whether all steps are done, and the workers that had the result are gone
+    repeats: bool = True  # whether a step that is computed again has the same bits, as `Plan.repeats` says
     staleness: int | None = None  # most updates that a shard was ahead of the slowest one; None in lockstep
 
     # Known when the record is closed.
@@ -135,10 +136,9 @@ class RunOutcome:
 
     @property
     def recurs(self) -> bool:
-        """Whether it would end like this again if somebody went on with it. In lockstep a number that is not finite comes
-        again, as all others do; elsewhere the order of updates may differ."""
-        lockstep = self.staleness is None
-        return self.error is not None and (self.error.recurs or (isinstance(self.error, NonFinite) and lockstep))
+        """Whether it would end like this again if somebody went on with it. A number that is not finite comes again where all
+        others do; elsewhere the order of updates, or the sites that take part, may differ."""
+        return self.error is not None and (self.error.recurs or (isinstance(self.error, NonFinite) and self.repeats))
 
     def as_dict(self, run_id: str | None, started: float) -> dict[str, Any]:
         """The JSON object. run_id: None when no run was created; started: time of the command."""

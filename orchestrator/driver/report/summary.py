@@ -41,7 +41,7 @@ def text(outcome: RunOutcome, title: str, layout: str, run_id: str, where_to_loo
         *(("wrong", each) for each in outcome.wrong),
         (
             "chaos",
-            chaos_report.sentence(outcome.injected, outcome.recoveries, run_id, lockstep=outcome.staleness is None),
+            chaos_report.sentence(outcome.injected, outcome.recoveries, run_id, repeats=outcome.repeats),
         ),
     ]
     return (

@@ -200,7 +200,8 @@ class Job:
         with contextlib.suppress(OSError):
             record.restored()
         by_barrier = [] if plan.lockstep else barriers.staleness(list(lines.read(files.barriers)))
-        outcome = replace(outcome, staleness=max((each.largest for each in by_barrier), default=None))
+        largest = max((each.largest for each in by_barrier), default=None)
+        outcome = replace(outcome, repeats=plan.repeats, staleness=largest)
         state = self._state_of_last_step(outcome, files)
         pipelining = plan.pipelining if plan.cluster.members.stages > 1 else None
         partition = record.described.get("partition")
