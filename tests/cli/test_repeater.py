@@ -19,7 +19,7 @@ from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
 from orchestrator.experiments.rerun.run import Rerun, read_beside, undisturbed, unshown, why_not
 from orchestrator.provenance.code import checkout
-from orchestrator.provenance.environment import node
+from orchestrator.provenance.environment import region
 from orchestrator.provenance.tracking import Past
 from orchestrator.records.input_audit import File, InputAudit
 from orchestrator.records.verdict import Verdict
@@ -110,7 +110,7 @@ def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -
         ({"variables": {"TZ": "UTC", "OMP_NUM_THREADS": "1"}}, {}, {"TZ": "UTC"}),
         ({"variables": {}, "time_zone": "Asia/Tokyo"}, {"TZ": "UTC"}, {"TZ": "Asia/Tokyo"}),
         ({"variables": {}, "time_zone": "Asia/Tokyo"}, {}, {"TZ": "Asia/Tokyo"}),
-        ({"variables": {}, "time_zone": node.time_zone()}, {}, {}),
+        ({"variables": {}, "time_zone": region.time_zone()}, {}, {}),
         ({}, {"TZ": "UTC"}, {"TZ": "UTC"}),
     ],
 )

@@ -21,6 +21,7 @@ from orchestrator.cluster.sessions.environment import (
 from orchestrator.common.tested_versions import Tried
 from orchestrator.numerics.allocator import GROWING, LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT
+from orchestrator.provenance.environment import region
 
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 NICENESS = "RAY_worker_niceness"
@@ -130,7 +131,21 @@ def test_what_raylets_say_stays_in_their_logs(said: str) -> None:
 
 
 def test_workers_get_every_variable_that_changes_bits() -> None:
-    assert of_workers() == {name: os.environ[name] for name in (*ENVIRONMENT, *LARGE_PAGES, *GROWING)}
+    found = of_workers()
+    assert {*found} - {*region.here()} == {*ENVIRONMENT, *LARGE_PAGES, *GROWING}
+    assert {name: os.environ.get(name, region.time_zone()) for name in found} == found
+
+
+def test_workers_of_other_machines_have_the_language_and_the_time_zone_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An hour that is taken from a time stamp would depend on the machine that reads the sample."""
+    monkeypatch.setenv("LC_COLLATE", "de_DE.UTF-8")
+    for zone in ("Asia/Tokyo", None):
+        monkeypatch.delenv("TZ", raising=False) if zone is None else monkeypatch.setenv("TZ", zone)
+        found = of_workers()
+        assert found["LC_COLLATE"] == "de_DE.UTF-8"
+        assert found.get("TZ") == (zone or region.time_zone())
 
 
 def test_workers_get_the_variables_that_are_declared_and_set(monkeypatch: pytest.MonkeyPatch) -> None:

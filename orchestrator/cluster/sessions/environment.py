@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.common.tested_versions import RAY
 from orchestrator.numerics.allocator import GROWING, LARGE_PAGES
 from orchestrator.numerics.determinism import ENVIRONMENT, PORTABLE
+from orchestrator.provenance.environment import region
 from orchestrator.records import redaction
 
 # Ray's own patience with its head, its agent and the process of a worker, and in what part of a second it is counted.
@@ -141,9 +142,10 @@ def _readable_entrypoint() -> contextlib.AbstractContextManager[None]:
 
 
 def of_workers(declared: Iterable[str] = ()) -> dict[str, str]:
-    """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited. declared: those
-    that the pipeline reads. Ray shows them in its logs and, while a worker starts, in its command line. So those that hold
-    credentials are none of them (`members.credentials_of`)."""
+    """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited, and language and
+    time zone may be others. declared: those that the pipeline reads. Ray shows them in its logs and, while a worker starts, in
+    its command line. So those that hold credentials are none of them (`members.credentials_of`)."""
     portable = PORTABLE if all(os.environ.get(name) == value for name, value in PORTABLE.items()) else {}
     names = (*ENVIRONMENT, *LARGE_PAGES, *GROWING, *portable, *declared)
-    return redaction.without_secrets({name: os.environ[name] for name in names if name in os.environ})
+    known = {name: os.environ[name] for name in names if name in os.environ}
+    return redaction.without_secrets({**region.here(), **known})

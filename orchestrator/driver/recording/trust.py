@@ -23,7 +23,7 @@ from orchestrator.driver.preflight.ownership import Untrusted, is_own, whose
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.console import plain
 from orchestrator.errors import few
-from orchestrator.provenance.environment import node, packages
+from orchestrator.provenance.environment import packages, region
 from orchestrator.provenance.tracking import Past
 from orchestrator.records.input_audit import settable
 
@@ -113,7 +113,7 @@ def _examined(original: Recorded, overrides: Sequence[str], *, rebuilding: bool,
         elsewhere=sorted(set(modules) - set(own)),
         packages=_differing(bits.get("packages", {})),
         installs=_installed(bits) if rebuilding else [],
-        variables={**_set(node.of_place(bits)), **bits.get("bits", {}).get("variables", {}), **_read(original)},
+        variables={**_set(region.as_recorded(bits)), **bits.get("bits", {}).get("variables", {}), **_read(original)},
         search_path=list(code.get("search_path", [])),
         data={item.path: item.md5 for item in original.inputs},
         initial=public["initial.name"],

@@ -26,7 +26,7 @@ from orchestrator.experiments.rerun.rebuild import Rebuilt
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
 from orchestrator.provenance.data.versions import Input
-from orchestrator.provenance.environment import node
+from orchestrator.provenance.environment import node, region
 from orchestrator.provenance.tracking import Store, is_server, store_errors
 from orchestrator.records.input_audit import differing, settable
 
@@ -236,7 +236,7 @@ def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> 
     """The environment of the repetition: the variables that may change bits as they were, language and time zone, too; the
     snapshot before anything else on the search path."""
     first = next(iter(original.environments), {})
-    place = node.of_place(first)
+    place = region.as_recorded(first)
     recorded = {name: value for name, value in place.items() if value is not None}
     recorded |= first.get("bits", {}).get("variables", {})
     now = {name: value for name, value in inherited.items() if name not in {*node.variables(), *place}}

@@ -20,20 +20,18 @@ from typing import Any
 from orchestrator.common.distributions import is_of_python
 from orchestrator.numerics import cuda, inductor
 from orchestrator.numerics.determinism import cpu_model
-from orchestrator.provenance.environment import conda, libraries, packages
+from orchestrator.provenance.environment import conda, libraries, packages, region
 from orchestrator.records import redaction
 
 _BITS = re.compile(
     r"(MKL|OMP|KMP|GOMP|ATEN|ONEDNN|DNNL|OPENBLAS|BLIS|NPY|CUBLAS|CUBLASLT|CUDA|CUDNN|NCCL|NVIDIA|TORCH|PYTORCH)_\w+"
     r"|PYTHONHASHSEED|PYTHONOPTIMIZE|LD_PRELOAD|GLIBC_TUNABLES|DISABLE_ADDMM_CUDA_LT"
 )
-_OF_PLACE = re.compile(r"LC_\w+|LANG|LANGUAGE|TZ")  # by which Python sorts, reads texts and takes times apart
-_DESCRIBED = re.compile(rf"{_OF_PLACE.pattern}|LD_LIBRARY_PATH|RAY_\w+_THREADS")
+_DESCRIBED = re.compile(rf"{region.VARIABLE.pattern}|LD_LIBRARY_PATH|RAY_\w+_THREADS")
 _NO_BITS = re.compile(
     r"\w*(_NUM_THREADS|VISIBLE_DEVICES|DEVICE_ORDER|_HOME|_DIR|_PATH|_ROOT|_LOGS?|VERBOSE|_ALLOC_CONF|_CACHE\w*)"
 )
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
-_LOCALTIME, _TIME_ZONE = Path("/etc/localtime"), "/etc/timezone"
 _CUSTOMIZE = ("sitecustomize", "usercustomize")
 _INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|sve\w*|bf16|i8mm|vsx|rvv")
 
@@ -119,29 +117,6 @@ def variables() -> dict[str, str]:
     return _chosen(lambda name: bool(_BITS.fullmatch(name)) and not _NO_BITS.fullmatch(name))
 
 
-def of_place(node: Mapping[str, Any]) -> dict[str, str | None]:
-    """The variables of language and time zone that a rerun sets as this node of a record had them, None for one that it
-    removes: those that are set otherwise here. Empty where the record does not tell."""
-    host = node.get("host", {})
-    told = host.get("variables")
-    if not isinstance(told, Mapping):
-        return {}
-    then = {name: str(value) for name, value in told.items() if _OF_PLACE.fullmatch(name)}
-    zone = host.get("time_zone")
-    if "TZ" not in then and isinstance(zone, str) and ("TZ" in os.environ or zone != time_zone()):
-        then["TZ"] = zone
-    found = {**{name: None for name in os.environ if _OF_PLACE.fullmatch(name)}, **then}
-    return {name: value for name, value in found.items() if os.environ.get(name) != value}
-
-
-def time_zone() -> str | None:
-    """The time zone of this machine, which counts where TZ is not set; None where nobody knows its name."""
-    if not _LOCALTIME.exists():
-        return "UTC"
-    linked = os.path.realpath(_LOCALTIME).partition("/zoneinfo/")[2]
-    return linked or _text(_TIME_ZONE).strip() or None
-
-
 def _chosen(wanted: Callable[[str], bool]) -> dict[str, str]:
     named = {name: value for name, value in sorted(os.environ.items()) if wanted(name) and not _SECRET.search(name)}
     return {name: str(redaction.setting(name, value)) for name, value in named.items()}
@@ -214,7 +189,7 @@ def _host() -> dict[str, Any]:
         "gpu_driver": cuda.driver(),
         "container": _container(),
         "executable": sys.executable,
-        "time_zone": time_zone(),
+        "time_zone": region.time_zone(),
         "variables": _chosen(
             lambda name: bool(_DESCRIBED.fullmatch(name) or (_BITS.fullmatch(name) and _NO_BITS.fullmatch(name)))
         ),
