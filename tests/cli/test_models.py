@@ -357,7 +357,7 @@ def test_data_that_drifted_are_said_at_launch_in_a_comparison_and_on_the_card(tr
     assert (tags["drift"], tags["drift_from"]) == ("0[1]", second["run_id"])
     assert trained.store.client.get_run(second["run_id"]).data.tags["drift"] == "none"
     assert (project.folder(run_id) / "pictures" / "drift.png").exists()
-    assert "0[1]: median" in (project.folder(run_id) / "card.md").read_text()
+    assert "0\\[1]: median" in (project.folder(run_id) / "card.md").read_text(), "a link in Markdown otherwise"
     compared = project.run(f"compare={trained.first['run_id']},{run_id}", "output=json")
     assert compared.report["drift"]["drifted"] == ["0[1]"]
     assert Path(compared.report["picture"]).read_bytes().startswith(b"\x89PNG")
