@@ -32,7 +32,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 Status = Literal["finished", "failed", "killed"]
-_USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
+# A name alone in front of a host of ssh, as in ssh://git@host, is part of where to go, and tells nothing.
+_USER_INFO = re.compile(r"(?<=://)(?<!ssh://(?=[\w.-]+@))[^/\s\"'<>]*@")
 
 
 class StopsWaiting(Exception):
@@ -68,7 +69,7 @@ def code_of(sentence: str) -> str:
 
 
 def without_users(text: str) -> str:
-    """A text whose addresses have neither names nor passwords."""
+    """A text whose addresses have neither names nor passwords. The name alone stays in one of ssh, which needs it."""
     return _USER_INFO.sub("", text) if "://" in text else text
 
 

@@ -42,6 +42,19 @@ def test_no_message_tells_the_password_of_an_address() -> None:
         assert "s3://bucket/x" in told
 
 
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("ssh://git@host/x.git", "ssh://git@host/x.git"),
+        ("git+ssh://git@host:22/x.git", "git+ssh://git@host:22/x.git"),
+        ("ssh://git:hush@host/x.git", "ssh://host/x.git"),
+        ("https://hush@host/x.git", "https://host/x.git"),
+    ],
+)
+def test_an_address_of_ssh_keeps_the_name_that_it_needs(address: str, told: str) -> None:
+    assert errors.without_users(f"clone {address}") == f"clone {told}"
+
+
 def test_each_problem_has_its_code() -> None:
     first, second = errors.coded("a.b", "a: wrong"), "b: worse"
     error = errors.ConfigurationError([first, second, first], code="b.c")

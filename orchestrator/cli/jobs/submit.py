@@ -62,6 +62,7 @@ def run(arguments: Arguments) -> CommandResult:
 def submission(conf: str, overrides: Sequence[str], name: str | None, project: str) -> Submission:
     """Checked as far as a launch can be without the place that it runs at. Raises UsageError."""
     entry.own_address(overrides)
+    entry.no_credentials(overrides)
     settings = load(entries(conf), overrides)
     members = resolve(settings).cluster.members
     chosen = entry.check_id(name or f"run-{secrets.token_hex(4)}")

@@ -17,7 +17,7 @@ import yaml
 
 from orchestrator.cli.jobs import submit
 from orchestrator.cli.jobs.templates import kubernetes, slurm
-from orchestrator.cli.jobs.templates.entry import Submission, check_id, own_address
+from orchestrator.cli.jobs.templates.entry import Submission, check_id, no_credentials, own_address
 from orchestrator.cluster import ray_jobs as jobs
 from tests.refusals import refused
 
@@ -129,6 +129,36 @@ def test_the_batch_script_is_bash_and_asks_for_what_the_members_need(tmp_path: P
     assert [place, mode, *values] == [str(project), "token", "0", "0", *asked, "run.name=it's $HOME", "output=json"]
     assert re.fullmatch("[0-9a-f]{64}", token)
     assert token != other
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tracking.uri=http://me:hush@host:5000",
+        "checkpoint.uri=s3://AKIA0123456789ABCDEF:hush@bucket/x",
+        "pipeline.args.password=hush",
+        "pipeline.args.login=me:ghp_0123456789abcdefghijABCDEFGHIJ012345",
+    ],
+)
+def test_a_job_shows_no_credential(override: str) -> None:
+    with refused("job.credential", override.partition("=")[0]) as caught:
+        no_credentials(["run.steps=3", override])
+    assert "hush" not in f"{caught.value} {caught.value.remedy}"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tracking.uri=postgresql://me@host/db",
+        "tracking.uri=http://host:5000",
+        "pipeline.args.password=${oc.env:PASSWORD}",
+        "tracking.uri=http://me:${oc.env:PASSWORD}@host:5000",
+        "pipeline.args.tokens=5",
+        "privacy.secret=/home/me/secret",
+    ],
+)
+def test_a_job_may_name_users_and_variables(override: str) -> None:
+    no_credentials([override])
 
 
 def test_the_log_of_a_slurm_job_has_a_folder(tmp_path: Path) -> None:

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from orchestrator.errors import UsageError
+from orchestrator.records import redaction
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # what KubeRay takes as the name of a RayJob
+_VARIABLE, _USER = (
+    re.compile(r"\$\{oc\.env:\w+\}"),
+    re.compile(r"(?<=://)[^/\s:@]*:?@"),
+)  # none of which is a credential
 # FOLDER VARIABLE WORD...: the words in the folder, the last one followed by what the variable holds.
 _RUN = (
     "import os, sys; from urllib.parse import unquote; folder, variable, *words = map(unquote, sys.argv[1:]); "
@@ -67,3 +72,16 @@ def own_address(overrides: Sequence[str]) -> None:
         raise UsageError(
             "cluster.address: a job joins the Ray that runs it", "leave cluster.address out", code="job.address"
         )
+
+
+def no_credentials(overrides: Sequence[str]) -> None:
+    """Raises UsageError: whoever sees the job, or its script, would see them."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if (public := _USER.sub("", _VARIABLE.sub("", value))) and redaction.setting(key, public) != public:
+            raise UsageError(
+                f"{key}: a credential in the command of a job can be read on the dashboard, in its manifest or its script",
+                f"write {key}='${{oc.env:NAME}}', and set the variable here and where the job runs; for an MLflow server leave "
+                "name and password out of its address, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+                code="job.credential",
+            )
