@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
 import shutil
 import signal
@@ -307,7 +308,7 @@ def test_this_package_as_it_was_comes_from_a_wheel_or_the_code_or_is_refused(sce
 @pytest.mark.slow
 def test_an_interruption_ends_pip_and_leaves_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The double of pip interrupts its caller, and would go on for an hour."""
-    command = ["sh", "-c", 'kill -TERM "$PPID"; exec sleep 3600']
+    command = ["sh", "-c", f"kill -TERM {os.getpid()}; exec sleep 3600"]
     monkeypatch.setattr(layers, "pip", lambda _environment, *_arguments: command)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted):

@@ -35,7 +35,7 @@ from orchestrator.provenance.tracking.addresses import (
     is_server,
     problems,
 )
-from orchestrator.provenance.tracking.client import Client
+from orchestrator.provenance.tracking.client import Client, RunTag
 from orchestrator.provenance.tracking.database_client import DatabaseClient
 from orchestrator.provenance.tracking.rebase import rebase
 from orchestrator.records import redaction
@@ -403,9 +403,8 @@ class Store:
             return [Path(each.path).name for each in self.client.list_artifacts(run_id, folder) if each.is_dir]
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags of a run that has ended. Raises what MLflow raises."""
-        for key, value in tags.items():
-            self.client.set_tag(run_id, key, value)
+        """Set tags of a run that has ended, at most a hundred. Raises what MLflow raises."""
+        self.client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def driving(self, run_id: str) -> Driving:
         """The driver of the run. Raises what MLflow raises."""

@@ -10,6 +10,7 @@ a second and then leave time for others, however much there is to be sent and ho
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -42,7 +43,7 @@ STATUS: Final[Mapping[errors.Status, Status]] = {"finished": "FINISHED", "failed
 Listener = Callable[[int, Mapping[str, float]], object]
 Point = tuple[str, int, float | None]  # key, step, value; None where it is no number
 ERROR = "error"  # the tag of a run that has failed or was stopped: why
-_BATCH = 1000  # MLflow's limit for one request
+_BATCH, _TAGS = 1000, 100  # MLflow's limits for one request: of metrics, and of tags or parameters
 _PATIENCE_S = 30.0
 _HELD_S = 1.0  # after which no further request is begun
 _LOCKED_S = 3.0  # with other writers of a database then, such as a backup
@@ -94,8 +95,7 @@ class Tracker:
     def reopen(cls, store: Store, run_id: str, *, every_s: float, since: int = 0) -> Tracker:
         """A run that has ended, which goes on in this process. since: the step from which on it computes again, and the store
         may know of that already."""
-        for key, value in tags_of_driver().items():  # first: whoever looks for orphans takes it for one otherwise
-            store.client.set_tag(run_id, key, value)
+        store.tag(run_id, tags_of_driver())  # first: whoever looks for orphans takes it for one otherwise
         store.client.update_run(run_id, status="RUNNING")
         tracker = cls(store, store.client.get_run(run_id), every_s=every_s)
         unsent = outbox.read(store.folder / run_id / outbox.FILE)
@@ -128,8 +128,8 @@ class Tracker:
         """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""
         params = [Param(self._key(key), names.parameter(value)) for key, value in parameters.items()]
         labels = [RunTag(self._key(key), names.text(value)) for key, value in tags.items()]
-        for start in range(0, max(len(params), len(labels)), 100):
-            part = slice(start, start + 100)
+        for start in range(0, max(len(params), len(labels)), _TAGS):
+            part = slice(start, start + _TAGS)
             self._log("params", params[part])
             self._log("tags", labels[part])
 
@@ -199,24 +199,37 @@ class Tracker:
         first: Exception | None = None
         try:
             while self._later and time.monotonic() < until:
-                item = self._later[0]
-                kind = next(iter(item))
+                items = self._together()
+                kind = next(iter(items[0]))
                 if failures[kind] == _MOST_FAILURES:
-                    failed.append(item)
+                    failed += items
                 else:
                     try:
-                        self._unless_refused(lambda: self._send(self._later[0]), _named(item))
+                        self._send_together(items)
                     except Exception as error:
                         if not has_answered(error):
                             raise
                         first = first or error
                         failures[kind] += 1
-                        failed.append(item)
-                del self._later[0]
+                        failed += items
+                del self._later[: len(items)]
         finally:
             self._later[:0] = failed
         if first is not None:
             raise first
+
+    def _together(self) -> list[Item]:
+        """The first item, with the tags that follow it where it is a tag of this run: a request takes a slow server seconds."""
+        mine = itertools.takewhile(lambda item: item.get("tag", [None])[0] == self.run_id, self._later)
+        return list(itertools.islice(mine, _TAGS)) or self._later[:1]
+
+    def _send_together(self, items: list[Item]) -> None:
+        """Raises what MLflow raises."""
+        if len(items) > 1:
+            last = {key: value for _, key, value in (item["tag"] for item in items)}
+            self._log("tags", [RunTag(key, value) for key, value in last.items()])
+        else:
+            self._unless_refused(lambda: self._send(items[0]), _named(items[0]))
 
     def _confirm(self, until: float) -> None:
         """Ask the server for the artifacts that it was sent, and have those sent again that it lacks. Raises what MLflow

@@ -39,8 +39,8 @@ class Client:
 
         return Run
 
-    def log_batch(self, run_id: str, metrics: list[Any]) -> None:  # noqa: ARG002
-        self._hear([(metric.key, metric.step) for metric in metrics])
+    def log_batch(self, run_id: str, metrics: Sequence[Any] = (), tags: Sequence[Any] = ()) -> None:  # noqa: ARG002
+        self._hear([*((metric.key, metric.step) for metric in metrics), *((tag.key, tag.value) for tag in tags)])
 
     def set_tag(self, run_id: str, key: str, value: str) -> None:  # noqa: ARG002
         self._hear((key, value))
@@ -139,10 +139,13 @@ def test_many_metrics_go_in_batches_that_mlflow_takes(tmp_path: Path) -> None:
 class Picky(Client):
     """Refuses what is called so, and takes the rest."""
 
-    def log_batch(self, run_id: str, metrics: Sequence[Any] = (), **others: Sequence[Any]) -> None:
-        if any("bad" in each.key for each in (*metrics, *itertools.chain(*others.values()))):
+    def log_batch(
+        self, run_id: str, metrics: Sequence[Any] = (), tags: Sequence[Any] = (), **others: Sequence[Any]
+    ) -> None:
+        metrics = [*metrics, *itertools.chain(*others.values())]
+        if any("bad" in each.key for each in (*metrics, *tags)):
             raise ValueError("no such name")
-        super().log_batch(run_id, [*metrics, *itertools.chain(*others.values())])
+        super().log_batch(run_id, metrics, tags)
 
     def log_artifact(self, *_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -170,11 +173,26 @@ def test_what_is_refused_holds_nothing_else_back_and_is_told_once(tmp_path: Path
     tracker.end("FINISHED")
     assert tracker.trouble is None
     told = [each for batch in client.said if isinstance(batch, list) for each in batch]
-    assert sorted(told) == [("loss", 1), *((f"m{number}", 0) for number in range(9))]
-    assert client.said[-2:] == [("digest", "y"), "FINISHED"]
+    assert sorted(told) == [("digest", "y"), ("loss", 1), *((f"m{number}", 0) for number in range(9))]
+    assert client.said[-2:] == [[("digest", "y")], "FINISHED"]
     assert tracker.notes() == ["MLflow refuses metric bad (no such name), tag bad (no such name); all else is there"]
     assert tracker.notes() == []
     assert not (tmp_path / "r" / FILE).exists()
+
+
+@pytest.mark.usefixtures("clock")
+def test_tags_that_follow_each_other_are_one_request(tmp_path: Path) -> None:
+    """Behind a password a server takes two seconds for each."""
+    client, tracker = make(tmp_path)
+    began = client.attempts
+    for number in range(20):
+        tracker.tag(f"t{number}", "a")
+    tracker.tag("t3", "b")
+    tracker.tag_other("other", "verdict", "exact")
+    tracker.tag("t4", "c")
+    tracker.end("FINISHED")
+    values = {f"t{number}": "a" for number in range(20)} | {"t3": "b"}
+    assert client.said[began:] == [[*values.items()], ("verdict", "exact"), ("t4", "c"), "FINISHED"]
 
 
 @pytest.mark.usefixtures("clock")
