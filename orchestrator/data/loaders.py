@@ -128,10 +128,8 @@ class Loaders:
         for answer in answers:
             self.input_audit |= from_reads(answer.get("reads", {}))
         found = [_result(answer) for answer in answers]
-        # The worker's own goes through pickle too, which changes how equal things lie in memory.
-        expected = fingerprint(_unpickled(_pickled(batch)))
         for read in found:
-            if fingerprint(read) != expected:
+            if not _is_same(read, batch):
                 raise Inconsistent(
                     "a loader process reads other samples than its worker, from the same indices",
                     "datasets() has to give the same samples in each process: draw them from torch, numpy or random, which are "
@@ -274,6 +272,29 @@ def fingerprint(batch: Any) -> bytes:
     stream = io.BytesIO()
     _Printing(stream, pickle.HIGHEST_PROTOCOL).dump(batch)
     return stream.getvalue()
+
+
+def _is_same(read: Any, batch: Any) -> bool:
+    """Whether a loader has read what its worker has. The worker's own goes through pickle too, which changes how equal things
+    lie in memory."""
+    return fingerprint(read) == fingerprint(_unpickled(_pickled(batch)))
+
+
+def is_compared(key: Key, shard: int) -> bool:
+    """Whether a worker reads a micro-batch, too: that of one shard in the first step of each doubling, since reading is slow
+    where there are loaders. The first step of all has been compared by `verify`."""
+    return key.shard == shard and key.step > 0 and key.step & (key.step - 1) == 0
+
+
+def require_same(where: str, read: Any, batch: Any) -> None:
+    """Raises Inconsistent where a loader has read anything else than its worker, which has read `batch`. where: of it."""
+    if not _is_same(read, batch):
+        raise Inconsistent(
+            f"a loader process reads other samples than its worker ({where}); before the first step they were the same",
+            "samples follow from what training changes in the worker's process alone, such as the model or an attribute of the "
+            "pipeline: take that into loss(), or fetch in the workers: data.loaders=0",
+            code="data.loader-stale",
+        )
 
 
 def _serve(worker: Messages) -> None:

@@ -17,7 +17,7 @@ import torch
 from orchestrator.adapters.source import Source
 from orchestrator.cluster.forkserver.children import child
 from orchestrator.common.values import Steps
-from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
+from orchestrator.data.loaders import Key, Loaders, Recipe, is_compared, upcoming
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling.orders import shuffled
 from tests.products import thinned
@@ -208,6 +208,19 @@ def test_a_fault_in_reading_names_the_sample_and_the_users_line() -> None:
 def test_samples_that_no_seed_decides_are_told() -> None:
     with refused("data.loader-differs"):
         train(faulty.ReadsOtherSamplesInEachProcess, ONE, loaders=1)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("forked")
+def test_samples_that_training_changes_are_told() -> None:
+    """A run had the samples of the first weights, or of the present ones where a worker read a shard itself."""
+    with refused("data.loader-stale", "step 1, "):
+        train(faulty.MovesSamplesByItsModel, ONE, loaders=1, steps=3)
+
+
+def test_a_micro_batch_is_compared_in_the_first_step_of_each_doubling() -> None:
+    compared = [key for step in range(10) for shard in (2, 3) if is_compared(key := Key(step, shard, (0,)), 2)]
+    assert [(key.step, key.shard) for key in compared] == [(1, 2), (2, 2), (4, 2), (8, 2)]
 
 
 @pytest.mark.ray

@@ -1459,6 +1459,34 @@ class ReadsOtherSamplesInEachProcess(Numbered):
         return torch.from_numpy(numpy.random.default_rng().normal(size=(rows, FEATURES))).float()
 
 
+class MovesSamplesByItsModel(Numbered):
+    """A loader has the first weights for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Linear()
+
+    def model(self) -> nn.Module:
+        return self.net
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        train, held_out = super().datasets()
+        return _Moved(train, self.net), held_out
+
+
+class _Moved(Dataset[Any]):
+    def __init__(self, samples: Any, net: nn.Linear) -> None:
+        self._samples = samples
+        self._net = net
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Batch:
+        inputs, label = self._samples[index]
+        return inputs + self._net.weight[label].detach(), label
+
+
 class NoMetrics(Numbered):
     def metrics(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
         return None

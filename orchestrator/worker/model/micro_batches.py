@@ -16,7 +16,7 @@ import torch
 from orchestrator.checkpoint.stream_log import StreamLog
 from orchestrator.data.fetching import fetch, fetch_together
 from orchestrator.data.files.stream import Stream
-from orchestrator.data.loaders import Key, Loaders, upcoming
+from orchestrator.data.loaders import Key, Loaders, is_compared, require_same, upcoming
 from orchestrator.errors import NonFinite, OrchestratorError
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import TOGETHER_BYTES, Arriving, Staging
@@ -253,7 +253,11 @@ class MicroBatches:
     def _loaded(self, loaders: Loaders, key: Key) -> Any:
         round_ = key.step // self._samples.steps_per_round
         wanted = self._wanted_behind(key)
-        return self._counted(key, lambda: loaders.batch(key, wanted, lambda each: self._is_over(each, round_)))
+        batch = self._counted(key, lambda: loaders.batch(key, wanted, lambda each: self._is_over(each, round_)))
+        if is_compared(key, self._hosted[0]):
+            micro_batch = self.at(key.step, key.shard)
+            require_same(micro_batch.where, batch, self._read(micro_batch))
+        return batch
 
     def _wanted_behind(self, key: Key) -> Iterator[Key]:
         """The micro-batches that this worker is to compute after one, as far as is known."""
