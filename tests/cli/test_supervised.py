@@ -97,8 +97,9 @@ def test_a_run_in_a_checkout_of_its_code_is_followed_as_one_in_the_project(tmp_p
     assert [lost["steps_lost"] for lost in watched.journal("driver_lost")] == [0, 0]
 
 
-def test_a_successor_that_is_killed_before_its_first_step_is_followed(digits: Project) -> None:
-    """Nobody knew of its run yet, which stayed as it was."""
+@pytest.mark.parametrize("at", ["the driver", "starting 2 workers"])
+def test_a_successor_that_is_killed_before_its_first_step_is_followed(digits: Project, at: str) -> None:
+    """Nobody knew of its run yet, which stayed as it was. at: what is said then; at the first it begins to import."""
     expected = undisturbed(digits, "cluster.workers=2")
     watched = WatchedRun(digits, *RUN, "cluster.workers=2")
     watched.wait_for_steps(75)
@@ -108,7 +109,7 @@ def test_a_successor_that_is_killed_before_its_first_step_is_followed(digits: Pr
     for line in watched.process.stderr:
         if "goes on with run" in line:
             followed = int(line.partition("; process ")[2].split()[0])
-        elif followed and line.startswith("starting 2 workers"):
+        if followed and line.startswith(at):
             os.kill(followed, signal.SIGKILL)
             break
     out, err = run_to_the_end(watched)

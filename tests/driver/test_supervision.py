@@ -41,7 +41,7 @@ def driver() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Watching:
-    """A supervisor of `driver`, which becomes a process that notes in `noted` by what it was taken over."""
+    """A supervisor of `driver`, which starts a process that notes in `noted` by what it was taken over."""
 
     def __init__(
         self, driver: subprocess.Popen[bytes], folder: Path, before: str | None = None, *, lacking: bool = False
@@ -61,8 +61,12 @@ class Watching:
         self.process.stdin.write(json.dumps(said).encode() + b"\n")
         self.process.stdin.flush()
 
-    def tell_of_a_run(self) -> None:
-        note = f"import os; open({str(self.noted)!r}, 'w').write(os.environ[{supervisor.TAKEN_OVER!r}])"
+    def tell_of_a_run(self, then: str = "") -> None:
+        """then: the process also does this, where `first` says whether it is the first one."""
+        note = (
+            f"import os, time; first = not os.path.exists({str(self.noted)!r}); "
+            f"open({str(self.noted)!r}, 'a').write(os.environ[{supervisor.TAKEN_OVER!r}] + f' {{os.getpid()}}\\n'); {then}"
+        )
         self.tell(run="4e8d", command=[sys.executable, "-c", note], where=" tracking.uri=URI", trace=str(self.trace))
 
     def lose_the_driver(self) -> str:
@@ -82,9 +86,41 @@ def test_a_driver_that_dies_is_followed_by_another_which_knows_of_it(
     watching = Watching(driver, tmp_path)
     watching.tell_of_a_run()
     said = watching.lose_the_driver()
-    assert f"the driver (process {driver.pid}) has ended; process {watching.process.pid} goes on with run 4e8d" in said
-    count, size, _, pid = watching.noted.read_text().split()
+    count, size, _, pid, successor = watching.noted.read_text().split()
     assert (count, size, pid) == ("1", "7", str(driver.pid))
+    assert f"the driver (process {driver.pid}) has ended; process {successor} goes on with run 4e8d" in said
+
+
+def test_a_successor_that_is_killed_while_it_imports_is_followed(
+    driver: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """It has no supervisor of its own yet."""
+    watching = Watching(driver, tmp_path)
+    watching.tell_of_a_run("first and os.kill(os.getpid(), 9)")
+    watching.lose_the_driver()
+    first, second = (line.split() for line in watching.noted.read_text().splitlines())
+    assert (second[0], second[3]) == ("2", first[4])
+
+
+@pytest.mark.parametrize("then", ["os.kill(os.getpid(), 15)", "os._exit(1)"])
+def test_a_successor_that_ends_by_itself_or_is_told_to_is_not(
+    driver: subprocess.Popen[bytes], tmp_path: Path, then: str
+) -> None:
+    watching = Watching(driver, tmp_path)
+    watching.tell_of_a_run(then)
+    watching.lose_the_driver()
+    assert watching.noted.read_text().count("\n") == 1
+
+
+def test_a_successor_with_a_supervisor_of_its_own_is_left_to_that(
+    driver: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """Otherwise two would go on with the run."""
+    watching = Watching(driver, tmp_path)
+    tell = "from orchestrator.driver.supervision import _is_watched; _is_watched(); os.kill(os.getpid(), 9)"
+    watching.tell_of_a_run(tell)
+    watching.lose_the_driver()
+    assert watching.noted.read_text().count("\n") == 1
 
 
 def test_a_python_without_descriptors_of_processes_sees_the_end_too(

@@ -55,6 +55,7 @@ class Supervision:
         """This is the run to go on with. trace: a file that grows with its steps."""
         command = [sys.executable, "-m", *self.words(run_id)]
         self._tell(run=run_id, command=command, where=as_argument(self._store), trace=str(trace))
+        _is_watched()
 
     def words(self, run_id: str) -> list[str]:
         """The words, after `python -m`, of the command line by which another process goes on with the run."""
@@ -73,6 +74,15 @@ class Supervision:
         assert self._process.stdin is not None
         with suppress(OSError):
             os.write(self._process.stdin.fileno(), json.dumps(said).encode() + b"\n")
+
+
+def _is_watched() -> None:
+    """Tell the supervisor that has started this process, if one has, that another one watches it now."""
+    watched, descriptor = map(int, os.environ.pop(supervisor.WATCHED, "0 0").split())
+    if watched == os.getpid():
+        with suppress(OSError):  # somebody has killed it
+            os.write(descriptor, b'{"done": true}\n')
+            os.close(descriptor)
 
 
 @contextmanager

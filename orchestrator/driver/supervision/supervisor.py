@@ -5,8 +5,9 @@
 It is run by its path and imports nothing of orchestrator, so that it is up in milliseconds and takes 10 MB. The driver tells it
 by its standard input, a JSON object on each line: `{"run": ID, "command": [...], "where": ARGUMENT, "trace": FILE}`,
 `{"lock": FILE}`, `{"done": true}`. When the driver has ended without the last one, it waits until no member holds the lock any
-more, for they write what they have, and becomes the command. A run whose driver has died three times without a step in
-between is left: another try would end as they did.
+more, for they write what they have, and starts the command. It stays until that says `{"done": true}`, too, for it then has
+a supervisor of its own: one that is killed before is followed as well. A run whose driver has died three times without a step
+in between is left: another try would end as they did.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import fcntl
 import json
 import os
 import select
+import signal
 import sys
 import time
 
 TAKEN_OVER = "ORCHESTRATOR_TAKEN_OVER"  # how often without a step in between, the size of the trace, when, and whom
+WATCHED = "ORCHESTRATOR_WATCHED"  # a successor, and by which descriptor it says that it has a supervisor of its own
 _TRIES = 3
+_TOLD_TO_END = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.02
 _LOOK_AT_DRIVER_S = 0.5
 
@@ -132,7 +136,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Returns where there is nothing to go on with, and else becomes the next driver."""
+    """Returns where there is nothing to go on with, and once a successor has a supervisor of its own, or has ended."""
     driver, patience_s = int(arguments[0]), float(arguments[1])
     words = DriverWords(0)
     listen(driver, words, 0)
@@ -142,23 +146,47 @@ def main(arguments: list[str]) -> None:
     if "run" not in said:
         _say(f"the driver (process {driver}) has ended, and there is no record of a run to go on with yet")
         return
-    if "lock" in said:
-        wait_for_members(str(said["lock"]), patience_s)
-    size = _size(str(said["trace"]))
-    count = tries(os.environ.get(TAKEN_OVER), size)
-    run, command = said["run"], said["command"]
+    while True:
+        if "lock" in said:
+            wait_for_members(str(said["lock"]), patience_s)
+        size = _size(str(said["trace"]))
+        count = tries(os.environ.get(TAKEN_OVER), size)
+        if count > _TRIES:
+            _say(
+                f"the driver (process {driver}) has ended once more before a step was done: run {said['run']} is left as it is"
+            )
+            _say(f"  go on with it: python -m orchestrator resume={said['run']}{said['where']}")
+            return
+        os.environ[TAKEN_OVER] = f"{count} {size} {ended:.3f} {driver}"
+        successor = _start(said, driver)
+        if successor is None:
+            return
+        driver, ended = successor, time.monotonic()
+
+
+def _start(said: dict[str, object], driver: int) -> int | None:
+    """Start the next driver, and wait until it has a supervisor of its own. Its process, if it was killed before."""
+    command = said["command"]
     assert isinstance(command, list)
-    if count > _TRIES:
-        _say(f"the driver (process {driver}) has ended once more before a step was done: run {run} is left as it is")
-        _say(f"  go on with it: python -m orchestrator resume={run}{said['where']}")
-        return
-    me = os.getpid()
-    _say(
-        f"the driver (process {driver}) has ended; process {me} goes on with run {run} (kill -INT {me} ends it in order)"
-    )
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.environ[TAKEN_OVER] = f"{count} {size} {ended:.3f} {driver}"
-    os.execv(command[0], command)
+    heard, told = os.pipe()
+    successor = os.fork()
+    if not successor:
+        me, run = os.getpid(), said["run"]
+        _say(
+            f"the driver (process {driver}) has ended; process {me} goes on with run {run} (kill -INT {me} ends it in order)"
+        )
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.set_inheritable(told, True)
+        os.environ[WATCHED] = f"{me} {told}"
+        os.execv(command[0], command)
+    os.close(told)
+    words = DriverWords(heard)
+    listen(successor, words, heard)
+    os.close(heard)
+    if "done" in words.said:
+        return None
+    status = os.waitpid(successor, 0)[1]
+    return successor if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in _TOLD_TO_END else None
 
 
 if __name__ == "__main__":
