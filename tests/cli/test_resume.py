@@ -269,7 +269,7 @@ def test_what_members_left_reaches_mlflow_once_though_the_first_resume_found_it_
     news: list[Any] = [*({"trace": line} for line in lines[2:]), evaluated, *events(storage, example(6), 6)]
     storage.put(f"{PREFIX}0.jsonl", [written(news)])
 
-    def away(*_: Any) -> Any:
+    def away(*_: Any, **__: Any) -> Any:
         raise ConnectionError("the server is away")
 
     def opened() -> tuple[RunStart, Tracker]:
@@ -282,7 +282,7 @@ def test_what_members_left_reaches_mlflow_once_though_the_first_resume_found_it_
             EventSink(record, Audience(for_stream())).catches_up(run_start.untold)
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.client, "set_tag", away)
+        patched.setattr(store.client, "log_batch", away)
         for _ in range(2):
             with pytest.raises(ConnectionError):
                 opened()
