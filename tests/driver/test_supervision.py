@@ -64,7 +64,7 @@ class Watching:
     def tell_of_a_run(self, then: str = "") -> None:
         """then: the process also does this, where `first` says whether it is the first one."""
         note = (
-            f"import os, time; first = not os.path.exists({str(self.noted)!r}); "
+            f"import os; first = not os.path.exists({str(self.noted)!r}); "
             f"open({str(self.noted)!r}, 'a').write(os.environ[{supervisor.TAKEN_OVER!r}] + f' {{os.getpid()}}\\n'); {then}"
         )
         self.tell(run="4e8d", command=[sys.executable, "-c", note], where=" tracking.uri=URI", trace=str(self.trace))

@@ -15,10 +15,9 @@ from orchestrator.errors import UsageError
 from orchestrator.records import redaction
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # what KubeRay takes as the name of a RayJob
-_VARIABLE, _USER = (
-    re.compile(r"\$\{oc\.env:\w+\}"),
-    re.compile(r"(?<=://)[^/\s:@]*:?@"),
-)  # none of which is a credential
+# A variable's name is no credential, nor is a user without a password.
+_VARIABLE = re.compile(r"\$\{oc\.env:\w+\}")
+_USER = re.compile(r"(?<=://)[^/\s:@]*:?@")
 # FOLDER VARIABLE WORD...: the words in the folder, the last one followed by what the variable holds.
 _RUN = (
     "import os, sys; from urllib.parse import unquote; folder, variable, *words = map(unquote, sys.argv[1:]); "
