@@ -198,9 +198,10 @@ class Pipeline:
 
     def buffers(self) -> Mapping[str, str]:
         """By which rules the shards of a step share buffers that the model moves as it computes: {"codebook": "mean", "queue*":
-        "first"}. Keys are names of the model's buffers, or patterns of them, the first that fits; `mean` is the exact mean over
-        the shards, of float32; `first` what the first shard leaves; `largest` by element, the largest. All shards begin a step
-        with the same. Batch and spectral normalisation and small integer counters need no rule."""
+        "first"}. Keys are names of the model's buffers, or patterns of them, the first that fits. The rule `mean` takes the
+        exact mean over the shards, of float32, and `first` what the first shard leaves. By element `largest` takes the largest,
+        and `changed` what a shard has changed; `sum` adds up what all have added, of integers. All shards begin a step with the
+        same. Batch and spectral normalisation and small integer counters need no rule."""
         return {}
 
     def save(self, model: torch.nn.Module, to: Path) -> None:
@@ -214,6 +215,11 @@ class Pipeline:
 
 
 _METHODS = {name for name, value in vars(Pipeline).items() if inspect.isfunction(value)}
+_NEEDED = {  # methods of every pipeline, with what they take and return
+    "model": "(self): returns the torch.nn.Module",
+    "datasets": "(self): returns the training set and the validation set, or None for the latter",
+    "loss": "(self, model, batch): returns the mean loss of the batch, a scalar tensor",
+}
 _ASKED_OF_OBJECTS = {"metrics", "buffers", "collate", "predict", "example"}  # called always, so also an object's own
 _ASKED_OF_CLASSES = {"optimizer", "on_evaluation", "save", "rate"}  # called where the class has them
 
@@ -309,10 +315,12 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
             _pipeline_for(found),
             code="pipeline.not-a-pipeline",
         )
-    missing = [name for name in ("model", "datasets", "loss") if not defines(found, name)]
+    missing = [name for name in _NEEDED if not defines(found, name)]
     if missing:
         raise ConfigurationError(
-            [f"pipeline.target: {target} does not define {' and '.join(missing)}"], code="pipeline.lacks-methods"
+            [f"pipeline.target: {target} does not define {' and '.join(missing)}"],
+            "; ".join(f"def {name}{_NEEDED[name]}" for name in missing),
+            code="pipeline.lacks-methods",
         )
     try:
         inspect.signature(found).bind(**args)

@@ -152,7 +152,9 @@ def test_what_is_no_pipeline(write: Write, name: str) -> None:
 
 def test_a_pipeline_with_methods_missing(write: Write) -> None:
     module = write(WHOLE)
-    assert "does not define datasets and loss" in _problem(f"{module}:Half")
+    problem = _problem(f"{module}:Half")
+    assert "does not define datasets and loss" in problem
+    assert "def datasets(self): returns the training set and the validation set" in problem
     assert "does not define model and datasets and loss" in _problem(f"{module}:Pipeline")
 
 

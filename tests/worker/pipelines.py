@@ -669,14 +669,14 @@ class Quantized(nn.Module):
 
 
 class KeyQueue(Small):
-    """Keys of earlier batches to compare with (MoCo, He et al., 2020), where the next ones go, and what else moves: the largest
-    inputs seen, flags, and numbers of many types."""
+    """Keys of earlier batches to compare with (MoCo, He et al., 2020), and where the next ones go. The largest inputs seen,
+    flags, numbers of many types, a count for each key, and the last keys of some places move, too."""
 
     def model(self) -> nn.Module:
         return Contrasting()
 
     def buffers(self) -> dict[str, str]:
-        return {"keys.seen_*": "largest", "keys.*": "first"}
+        return {"keys.seen_*": "largest", "keys.told": "sum", "keys.last": "changed", "keys.*": "first"}
 
 
 class Keys(nn.Module):
@@ -688,6 +688,8 @@ class Keys(nn.Module):
         self.register_buffer("seen_most", torch.full((4,), float("-inf")))
         self.register_buffer("seen_signs", torch.zeros(2, 2, dtype=torch.bool))
         self.register_buffer("seen_precisely", torch.tensor(-0.0, dtype=torch.float64))
+        self.register_buffer("told", torch.zeros(4, dtype=torch.uint8))
+        self.register_buffer("last", torch.zeros(11, 2))
 
     def forward(self, keys: Tensor) -> Tensor:
         buffers = dict(self.named_buffers())
@@ -706,6 +708,8 @@ class Keys(nn.Module):
         buffers["seen_most"].copy_(torch.maximum(buffers["seen_most"], keys.amax(0)))
         buffers["seen_signs"] |= keys[0].view(2, 2) > 0
         buffers["seen_precisely"].add_(keys.double().sum())
+        buffers["told"] += keys.argmax(1).bincount(minlength=4).to(torch.uint8)
+        buffers["last"][(keys[:, 0] * 1000).long() % 11] = keys[:, :2]
 
 
 class Contrasting(nn.Module):

@@ -38,10 +38,12 @@ floats = st.sampled_from(ODD)
 # ---- laws, for every rule that joins
 
 
-def _joined(rule: str, values: dict[int, Tensor], workers: list[list[int]]) -> Tensor:
-    """The buffer that workers agree on which host these shards, in this order."""
+def _joined(rule: str, values: dict[int, Tensor], workers: list[list[int]], begin: Tensor | None = None) -> Tensor:
+    """The buffer that workers agree on which host these shards, in this order. begin: the step begins with it; zeros by
+    default."""
     buffer = torch.zeros_like(next(iter(values.values())))
-    each = [BufferRemains({rule: {"buffer": buffer}}) for _ in workers]
+    begin = torch.zeros_like(buffer) if begin is None else begin
+    each = [BufferRemains({rule: {"buffer": buffer}}, [begin]) for _ in workers]
     for left, shards in zip(each, workers, strict=True):
         for shard in shards:
             buffer.copy_(values[shard])
@@ -58,30 +60,60 @@ def _bits(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("rule", JOINING)
 @given(
-    st.dictionaries(st.integers(0, 20), st.lists(floats, min_size=3, max_size=3), min_size=1, max_size=8),
+    st.lists(st.lists(floats, min_size=3, max_size=3), min_size=2, max_size=9),
     st.integers(1, 5),
-    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8]),
     st.randoms(use_true_random=False),
 )
 def test_whoever_hosts_which_shards_and_in_what_order(
-    rule: str, told: dict[int, list[float]], workers: int, dtype: torch.dtype, dice: Any
+    rule: str, told: list[list[float]], workers: int, dtype: torch.dtype, dice: Any
 ) -> None:
-    """Some workers have none."""
-    values = {shard: torch.tensor(row, dtype=dtype) for shard, row in told.items()}
+    """Some workers have none, and some shards leave what the step begins with."""
+    begin, *rows = (_of(dtype if RULES[rule].fits(dtype) else torch.int8, row) for row in told)
+    values = {shard: begin.clone() if dice.randrange(4) == 0 else row for shard, row in enumerate(rows)}
     dealt: list[list[int]] = [[] for _ in range(workers)]
     for shard in dice.sample(sorted(values), len(values)):
         dealt[dice.randrange(workers)].append(shard)
     assert torch.equal(
-        _bits(_joined(rule, values, dealt)), _bits(_joined(rule, values, [sorted(values), *[[]] * (workers - 1)]))
+        _bits(_joined(rule, values, dealt, begin)),
+        _bits(_joined(rule, values, [sorted(values), *[[]] * (workers - 1)], begin)),
     )
+
+
+def _of(dtype: torch.dtype, row: list[float]) -> Tensor:
+    if dtype.is_floating_point:
+        return torch.tensor(row, dtype=dtype)
+    return torch.tensor([61 * ODD.index(each) for each in row]).to(dtype)
+
+
+@given(st.integers(0, 255), st.lists(st.integers(0, 255), min_size=1, max_size=6))
+def test_a_sum_has_what_each_shard_has_added(begin: int, added: list[int]) -> None:
+    values = {shard: torch.tensor([(begin + each) % 256], dtype=torch.uint8) for shard, each in enumerate(added)}
+    total = _joined("sum", values, [[*values]], torch.tensor([begin], dtype=torch.uint8))
+    assert total.item() == (begin + sum(added)) % 256
+
+
+def test_what_is_changed_is_taken_from_whoever_has_changed_it() -> None:
+    begin = torch.tensor([5.0, 5.0, 5.0, math.nan, 0.0])
+    values = {
+        0: torch.tensor([5.0, 2.0, 2.0, math.nan, 0.0]),
+        1: torch.tensor([1.0, 5.0, 3.0, 4.0, -0.0]),
+        2: torch.tensor([5.0, 5.0, 5.0, math.nan, 0.0]),
+    }
+    assert str(_joined("changed", values, [[2, 1], [0]], begin).tolist()) == "[1.0, 2.0, 3.0, 4.0, -0.0]"
 
 
 @pytest.mark.parametrize("rule", JOINING)
 @pytest.mark.parametrize("other", JOINING)
 def test_buffers_without_elements_are_joined_too(rule: str, other: str) -> None:
     """A queue of no keys, as of a model whose queue is switched off."""
-    joined = {other: {"other": torch.ones(2)}, rule: {"queue": torch.zeros(4, 0)}}
-    each = [BufferRemains(joined) for _ in range(3)]
+    dtype = {name: torch.int64 if name == "sum" else torch.float32 for name in JOINING}
+    joined = {
+        other: {"other": torch.ones(2, dtype=dtype[other])},
+        rule: {"queue": torch.zeros(4, 0, dtype=dtype[rule])},
+    }
+    begin = [buffer for buffers in joined.values() for buffer in buffers.values()]
+    each = [BufferRemains(joined, begin) for _ in range(3)]
     for shard in range(2):
         each[shard].add(shard)
     payloads = [left.payload(0) for left in each]
@@ -364,10 +396,11 @@ def _declares(told: Any) -> type[Pipeline]:
 REFUSED: list[tuple[Any, str, str]] = [
     (None, "buffers() returned None", '{"codebook": "mean"'),
     (["scale"], "buffers() returned ['scale']", '{"codebook": "mean"'),
-    ({"scale": "sum"}, "names the rule 'sum', of which there is none", "mean, first, largest"),
+    ({"scale": "total"}, "names the rule 'total', of which there is none", "mean, first, largest"),
     ({"scale": ["mean"]}, "names the rule ['mean']", "mean, first, largest"),
     ({"scales": "mean"}, "names 'scales', and the model has no such buffer", "scale"),
     ({"count": "mean"}, "'count' is torch.int64, and the rule 'mean' is for torch.float32", '"first"'),
+    ({"scale": "sum"}, "'scale' is torch.float32, and the rule 'sum' is for integers", '"first"'),
     ({"phase": "largest"}, "'phase' is torch.complex64, and the rule 'largest' is for", '"first"'),
     ({"w*": "first"}, "'wide', for which buffers() has a rule, has gaps in memory or elements that share", "register"),
 ]

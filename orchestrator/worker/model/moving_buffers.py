@@ -4,11 +4,13 @@
     equal     every shard has to leave the same; the largest after local steps: it rides on the vote
     first     what the first shard of the step leaves, of those that have rows
     largest   by element, the largest that a shard leaves
+    sum       what all shards add to it
+    changed   by element, what a shard has changed, the largest where several have
 
-All shards begin a step with the same buffers. `mean`, `first` and `largest` may be declared, by `buffers()` of the pipeline;
-without that running statistics have `mean`, small integers `equal`, and the vectors of spectral normalisation `first`.
+All shards begin a step with the same buffers. All but `equal` may be declared, by `buffers()` of the pipeline; without that
+running statistics have `mean`, small integers `equal`, and the vectors of spectral normalisation `first`.
 
-A new rule of the kind of the last two is a function and a line in `RULES`. It depends on shards alone, never on workers.
+A new rule of the kind of the last four is a function and a line in `RULES`. It depends on shards alone, never on workers.
 """
 
 from __future__ import annotations
@@ -42,48 +44,72 @@ _AS_INTEGERS = {
 
 DIFFERING = (
     "say by which rule shards share it, by buffers() of the pipeline or buffer_rules of a LightningModule: "
-    '"first", or "largest" where it only grows'
+    '"first", "sum" where each adds what its rows count, or "largest" where it only grows'
 )
 
-Join = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Join = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Buffers = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Rule:
     """A rule by which a buffer that moves becomes one again. needs, fits: in words, and whether it may be declared for a
-    buffer of this dtype. join: of what two sets of shards leave, that of the lower first shard first, what both leave; None:
-    it is added up with the gradients. alone: only the first shard of all counts; others' do in any order."""
+    buffer of this dtype. join: of what two sets of shards leave, that of the lower first shard first, and of the values that
+    the step begins with, what both leave; None: it is added up with the gradients. alone: only the first shard of all counts;
+    others' do in any order. changes: the join looks at what the step begins with."""
 
     needs: str
     fits: Callable[[torch.dtype], bool]
     join: Join | None = None
     alone: bool = False
+    changes: bool = False
 
 
-def _first(lower: torch.Tensor, higher: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+def _first(lower: torch.Tensor, higher: torch.Tensor, start: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     return lower
 
 
-def _largest(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _largest(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     """A value that is not a number is larger than any, with the bits of torch's own; zero is larger than minus zero."""
-    if not one.is_floating_point():
-        return torch.maximum(one, other)
-    one, other = (each.masked_fill(each.isnan(), math.nan) for each in (one, other))
+    one, other = _one_nan(one), _one_nan(other)
     return torch.where(_order(one) >= _order(other), one, other)
 
 
+def _sum(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """Integers that are too large for their type begin at its smallest again, so the order of shards does not count."""
+    return one + (other - start)
+
+
+def _changed(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """Values that are not a number are one and the same, as in `_largest`."""
+    largest = _largest(one, other, start)
+    first, second, begin = (_order(_one_nan(each)) for each in (one, other, start))
+    return torch.where(first == begin, _one_nan(other), torch.where(second == begin, _one_nan(one), largest))
+
+
+def _one_nan(values: torch.Tensor) -> torch.Tensor:
+    return values.masked_fill(values.isnan(), math.nan) if values.is_floating_point() else values
+
+
 def _order(values: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of these floats."""
+    """Integers in the order of these numbers."""
+    if values.dtype not in _AS_INTEGERS:
+        return values
     kind = _AS_INTEGERS[values.dtype]
     bits = values.contiguous().view(kind)
     return torch.where(bits < 0, bits ^ torch.iinfo(kind).max, bits)
 
 
+def _ordinary(dtype: torch.dtype) -> bool:
+    return dtype in _INTEGERS or dtype in _AS_INTEGERS
+
+
 RULES: Final[Mapping[str, Rule]] = {
     MEAN: Rule("torch.float32", lambda dtype: dtype == torch.float32),
     "first": Rule("any dtype", lambda _: True, _first, alone=True),
-    "largest": Rule("ordinary numbers", lambda dtype: dtype in _INTEGERS or dtype in _AS_INTEGERS, _largest),
+    "largest": Rule("ordinary numbers", _ordinary, _largest),
+    "sum": Rule("integers", lambda dtype: dtype in _INTEGERS - {torch.bool}, _sum, changes=True),
+    "changed": Rule("ordinary numbers", _ordinary, _changed, changes=True),
 }
 
 
@@ -126,8 +152,11 @@ class Moving:
 class BufferRemains:
     """The values that the shards of one worker leave in the buffers that are joined."""
 
-    def __init__(self, joined: Mapping[str, Buffers]) -> None:
+    def __init__(self, joined: Mapping[str, Buffers], begin: Sequence[torch.Tensor]) -> None:
+        """begin: the values that the step begins with, of all these buffers in order."""
         self._rules = [(RULES[rule], list(buffers.values())) for rule, buffers in joined.items() if buffers]
+        rest = iter(begin)
+        self._begin = [list(itertools.islice(rest, len(buffers))) for _, buffers in self._rules]
         self._lowest: int | None = None
         self._kept: list[list[torch.Tensor]] = []
 
@@ -142,13 +171,12 @@ class BufferRemains:
         if lowest is None:
             self._kept = [[buffer.detach().to("cpu", copy=True) for buffer in buffers] for _, buffers in self._rules]
             return
-        for kept, (rule, buffers) in zip(self._kept, self._rules, strict=True):
-            assert rule.join is not None
+        for place, (rule, buffers) in enumerate(self._rules):
             if rule.alone and shard > lowest:
                 continue
-            for i, buffer in enumerate(buffers):
-                new = buffer.detach().to("cpu", copy=True)
-                kept[i] = rule.join(new, kept[i]) if shard < lowest else rule.join(kept[i], new)
+            new = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
+            both = (new, self._kept[place]) if shard < lowest else (self._kept[place], new)
+            self._kept[place] = self._both(place, *both)
 
     def payload(self, first: int) -> torch.Tensor:
         """The values that other workers have to know, as bytes; first: the first shard of all. First come the rules that want
@@ -171,9 +199,16 @@ class BufferRemains:
                     if rule.alone is not alone or (not rest.numel() and any(buffer.nbytes for buffer in buffers)):
                         continue
                     values, rest = _read(rest, buffers)
-                    found[place] = values if (known := found[place]) is None else _all(rule, known, values)
+                    found[place] = values if (known := found[place]) is None else self._both(place, known, values)
         assert all(values is not None for values in found), "a step has a first shard"
         return [value for values in found if values is not None for value in values]
+
+    def _both(self, place: int, lower: list[torch.Tensor], higher: list[torch.Tensor]) -> list[torch.Tensor]:
+        rule, begin = self._rules[place][0], self._begin[place]
+        assert rule.join is not None
+        if rule.changes:
+            begin = self._begin[place] = [each.cpu() for each in begin]
+        return list(map(rule.join, lower, higher, begin))
 
 
 def fits(rule: str, buffer: torch.Tensor) -> bool:
@@ -260,8 +295,3 @@ def _read(payload: torch.Tensor, buffers: Sequence[torch.Tensor]) -> tuple[list[
         raw, payload = payload[: buffer.nbytes], payload[buffer.nbytes :]
         values.append(raw.clone().view(buffer.dtype).view(buffer.shape))
     return values, payload
-
-
-def _all(rule: Rule, known: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    assert rule.join is not None
-    return list(map(rule.join, known, values))

@@ -2,7 +2,7 @@
 
     exchanged   trainable parameters' gradients; running statistics of normalisation layers (their exact mean over shards)
     counters    small integer buffers: every shard must leave the same value (num_batches_tracked)
-    joined      buffers of which all take what the first shard leaves, or the largest (`moving_buffers.py`)
+    joined      buffers that move by other rules, such as the first shard's or the sum (`moving_buffers.py`)
     fixed       every other buffer, and while a shard computes all parameters: a change is an error that names it (rule A8)
 
 A change through `.data` raises no version, and reading every parameter for each shard would cost too much. So all of them are
@@ -267,7 +267,7 @@ class Replica:
 
     def left(self) -> BufferRemains:
         """For what shards leave in the buffers that are joined; of none yet."""
-        return BufferRemains(self._joined)
+        return BufferRemains(self._joined, self._start[len(self._moving) - len(self.joined) :])
 
     @torch.no_grad()
     def adopt(
@@ -335,7 +335,13 @@ class Replica:
             name, start = [*fixed.items()][i]
             is_mean = fits(MEAN, start)
             rules = f'{{"{name}": "{MEAN if is_mean else "first"}"}}'
-            queue = '; "first" for a queue, and for what is drawn at random' if is_mean else ""
+            others = (
+                '; "first" for a queue, and for what is drawn at random; "changed" for rows that samples have of their own'
+                if is_mean
+                else '; "sum" for what rows count'
+                if fits("sum", start)
+                else ""
+            )
             is_flag = start.dtype == torch.bool
             flag = (
                 "where the first batch sets this flag, send one through the model in model(); else " if is_flag else ""
@@ -343,7 +349,7 @@ class Replica:
             raise PipelineRaised(
                 f"the buffer {name!r} of the model changed while a batch was computed",
                 f"{flag}say by which rule shards share it, in the pipeline: def buffers(self): return {rules}; in a "
-                f"LightningModule: buffer_rules = {rules}{queue}; no rule fits an average of weights, such as EMA: "
+                f"LightningModule: buffer_rules = {rules}{others}; no rule fits an average of weights, such as EMA: "
                 "docs/porting.md, a moving average of the weights",
                 code="model.buffer-changed",
             )
