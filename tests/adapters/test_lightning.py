@@ -53,6 +53,7 @@ from orchestrator.worker.model.training_samples import TrainingSamples
 from tests.adapters import standin
 from tests.adapters.standin import Data, Hits, Lit, Metric
 from tests.refusals import refused
+from tests.worker.retracing import Retracer, records
 from tests.worker.runs import Layout, members_end, settings_for, train
 
 COURSE = Course(steps=8, epoch=4, batch_size=10, schedule="constant")
@@ -1310,13 +1311,36 @@ class ByPart(Part, Lit):
 
 
 @pytest.mark.parametrize("kind", [ByIndex, ByAll, ByFunction, ByProperty, ByBase, ByPart])
-def test_steps_are_counted_however_a_module_asks_and_no_recording_is_made_of_one_that_does(kind: Any) -> None:
+def test_steps_are_counted_however_a_module_asks(kind: Any) -> None:
     run = train(kind, optimizer=None, data_module=DATA, shards=1, steps=6)
     in_epoch = kind in (ByIndex, ByAll)
     assert run.losses == [step % 4 if in_epoch else step for step in range(6)]
     plan = resolve(settings_for(kind, optimizer=None, data_module=DATA))
     adapter = PipelineAdapter(find(plan.run.pipeline), plan.run, plan.data)
-    assert adapter.why_not_recorded(asks_step=True) == "loss() takes the step"
+    assert adapter.takes_step
+    assert adapter.why_not_recorded(asks_step=False) == "loss() takes the step"
+
+
+class InTurn(ByPart):
+    """The part takes turns, and the module itself has other weights in its second epoch."""
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        loss = self._loss(batch)
+        if self.part.trainer.global_step % 2:
+            loss = 2 * loss
+        return loss * (3 if self.trainer.current_epoch == 1 and index < 3 else 1)
+
+
+def test_a_module_that_asks_for_the_step_is_replayed_in_steps_that_give_the_same_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records(monkeypatch, retracer := Retracer())
+    settings: dict[str, Any] = {"optimizer": None, "data_module": DATA, "shards": 3, "steps": 16}
+    recorded = train(InTurn, **settings)  # type: ignore[arg-type]
+    assert retracer.replays > 2 * retracer.recorded > 0
+    monkeypatch.undo()
+    eager = train(InTurn, **settings)  # type: ignore[arg-type]
+    assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
 
 
 class Plain(Lit):

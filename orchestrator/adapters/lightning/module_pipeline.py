@@ -216,7 +216,7 @@ class ModulePipeline(Adapted):
 
 
 class ToldSteps(ModulePipeline):
-    """A module whose source shows that its steps ask where in the run they are, so that no recording serves several."""
+    """A module whose source shows that its steps ask where in the run they are."""
 
     def loss(self, model: Any, batch: Any, step: int = 0) -> Any:
         self.at(step)

@@ -56,8 +56,8 @@ Unread = tuple[float | torch.Tensor, float | torch.Tensor]  # mean loss and weig
 
 class PipelineAdapter:
     """One pipeline in a run. samples: of its training set; batches: of these, read; optimizer_calls: into what changes the
-    model's parameters; takes_step: whether its loss is told the step. Built under the run's seed; raises PipelineRaised,
-    ConfigurationError."""
+    model's parameters; takes_step: whether its loss is told the step, or may ask for it. Built under the run's seed; raises
+    PipelineRaised, ConfigurationError."""
 
     def __init__(
         self,
@@ -76,13 +76,14 @@ class PipelineAdapter:
         attendance = Attendance(data, sites)
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
-            self.takes_step = takes_step(self.pipeline)
+            self._tells_step = takes_step(self.pipeline)
         cache.use(*data.cache)
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"), filled():
             train, self._validation = self._datasets()
             train = mixture.whole(train)
         mixture.check(train, data.mixture)
         self.model = construction.first_model(self.pipeline, run)
+        self.takes_step = self._tells_step or (isinstance(self.pipeline, Adapted) and self.pipeline.asks_step)
         self.buffer_rules = moving_buffers.declared(self.pipeline, self.model)
         self.samples = TrainingSamples(self.pipeline, train, seed, data, attendance)
         self.batches = MicroBatches(self.pipeline, self.samples, seed, self._staging, self.model)
@@ -140,12 +141,8 @@ class PipelineAdapter:
 
     def why_not_recorded(self, *, asks_step: bool) -> str:
         """Why a micro-batch's passes depend on more than the batch; empty where they do not. asks_step: whether recordings know
-        which steps they serve. Not those of an adapter's pipeline, which notes the step for whatever the user's code calls."""
-        if isinstance(self.pipeline, Adapted):
-            is_told = self.takes_step or self.pipeline.asks_step
-        else:
-            is_told = self.takes_step and not asks_step
-        if is_told:
+        which steps they serve."""
+        if self.takes_step and not asks_step:
             return "loss() takes the step"
         kept = next((name for name, each in self._attributes() if _has_rates(each)), None)
         return "" if kept is None else f"{kept} is of the optimizer, whose learning rates may change in each step"
@@ -276,6 +273,7 @@ class PipelineAdapter:
             return mean, judged[1]
         seeded, for_replay = (partial(each, seed) for each in (streams.seeded_with, streams.seeded_for_torch))
         judged = graphs.compute(arriving, Work(eager, unread, seeded, for_replay, step))
+        self.at(step)
         if judged is None:
             return None
         loss, given = judged
@@ -283,6 +281,12 @@ class PipelineAdapter:
             return loss, given.detach().double().reshape(1)
         weight = weight_of(given, where)
         return None if weight == 0 else (loss, weight)
+
+    def at(self, step: int) -> None:
+        """Behind a replay, which runs no code, or a recording: whoever asks an adapter's pipeline for the step is told this
+        one."""
+        if isinstance(self.pipeline, Adapted):
+            self.pipeline.at(step)
 
     def _check_no_gradient(self, where: str) -> None:
         """Behind `loss`: raises PipelineRaised if it has called backward() by itself, whose gradients the backward pass to come
@@ -372,9 +376,8 @@ class PipelineAdapter:
 
     def _loss(self, batch: Any, updates: int, model: torch.nn.Module) -> Any:
         """updates: how many the model has had."""
-        if isinstance(self.pipeline, Adapted):
-            self.pipeline.at(updates)
-        return self.pipeline.loss(model, batch, **({"step": updates} if self.takes_step else {}))
+        self.at(updates)
+        return self.pipeline.loss(model, batch, **({"step": updates} if self._tells_step else {}))
 
     def _read_validation(self, indices: Sequence[int], step: int, batch: int, where: str) -> Any:
         with naming(f"reading samples ({where})"):

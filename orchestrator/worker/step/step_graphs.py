@@ -109,6 +109,7 @@ class StepGraphs:
         assert recorded is not None
         self._accumulator.use(grid)
         self._do(recorded, step, shards, read)
+        self._workload.at(step)
         tally.take(shards, recorded.tally)
 
     def learn(
@@ -145,6 +146,7 @@ class StepGraphs:
             for row, found in zip(taken.largest, largest, strict=True):
                 row.copy_(found)
             self._accumulator.take(taken)
+            self._workload.at(step)
 
     def _can_record(self) -> bool:
         """Whether there is room, and the last micro-batch has a recording of its own."""
