@@ -222,7 +222,12 @@ class Worker:
             if compute.device == "cuda" and (self._flops_per_sample is not None or self._is_staged):
                 self._services.emit({"event": "flops", "per_sample": self._flops_per_sample, **cuda.card()})
         if self._services.is_first:
-            for note in filter(None, (runs_of_its_own.note(), proof.note_on_untrained(self._workload))):
+            found = (
+                runs_of_its_own.note(),
+                proof.note_on_untrained(self._workload),
+                proof.note_on_modes(self._workload),
+            )
+            for note in filter(None, found):
                 self._services.emit({"event": "device", "why": note})
         return admitted
 

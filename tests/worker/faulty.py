@@ -681,6 +681,14 @@ class CompiledByLoss(Numbered):
         return functional.cross_entropy(self.fast(batch[0]), batch[1])
 
 
+class LossWithAPart(Numbered):
+    """Returns a part of the loss beside the whole."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss = super().loss(model, batch)
+        return loss, loss / 2
+
+
 class LossWithOutputs(Numbered):
     def loss(self, model: nn.Module, batch: Batch) -> Any:
         return super().loss(model, batch), model(batch[0])

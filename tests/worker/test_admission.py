@@ -161,6 +161,29 @@ def test_parameters_that_nothing_trains_are_told(pipeline: type[p.Small], told: 
     assert all("(pipeline.criterion.weight and 3 more), so nothing trains them" in each for each in why)
 
 
+class Attacking(p.Small):
+    """Its loss is in training mode again behind an attack. minds: whether only where it was in it before."""
+
+    def __init__(self, minds: bool) -> None:
+        super().__init__()
+        self.minds = minds
+
+    def loss(self, model: Any, batch: p.Batch) -> Any:
+        was = model.training
+        model.eval()
+        model.train(was if self.minds else True)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(("minds", "told"), [(True, 0), (False, 1)])
+def test_a_loss_that_evaluates_in_training_mode_is_told(minds: bool, told: int) -> None:
+    said: list[Any] = []
+    settings = settings_for(Attacking, args={"minds": minds})
+    Worker(resolve(settings), LocalRegions(), ProcessServices(emit=said.append)).prepare()
+    why = [each["why"] for each in said if each.get("event") == "device"]
+    assert [each.partition(",")[0] for each in why] == ["loss() calls train() in an evaluation"] * told
+
+
 class Viewing(p.Small):
     """Has a view of a parameter from model(). reads: what computes with it."""
 

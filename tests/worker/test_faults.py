@@ -174,6 +174,7 @@ COMPUTING = [
     Fault(f.EnormousWeight, PipelineRaised, ("weight 1e+300",)),
     Fault(f.TwoWeights, PipelineRaised, ("loss()", "step 0, shard 0", "shape (2,)", "no weight")),
     Fault(f.LossWithOutputs, PipelineRaised, ("loss()", "step 0, shard 0", "shape (2, 3)", "no weight")),
+    Fault(f.LossWithAPart, PipelineRaised, ("loss()", "step 0, shard 0", "follows from the parameters")),
     Fault(f.ZeroWeights, PipelineRaised, ("step 0", "weights of all shards are zero")),
     Fault(f.ChangesFixedBuffer, PipelineRaised, ("'seen'", "changed")),
     Fault(f.ChangesFixedBufferForNothing, PipelineRaised, ("'seen'", "changed")),

@@ -38,6 +38,21 @@ class Freezing(Dropped):
         return {"mean": model(batch[0]).mean()}
 
 
+class Attacked(Dropped):
+    """As an adversarial training does, which is in training mode again behind its attack."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        model.train()
+        return super().loss(model, batch)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"mean": model(batch[0]).mean()}
+
+
+class Measured(Attacked):
+    loss = Dropped.loss
+
+
 class LeftInEvaluation(Dropped):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         loss = super().loss(model, batch)
@@ -55,6 +70,18 @@ def test_a_validation_batch_begins_in_evaluation_mode_whatever_was_left_before_i
     ]
     assert reference.metrics[0]["validation/spread"] > 0
     assert_same_run(train(MonteCarlo, layout, evaluate_every=Every(steps=2)), reference)
+
+
+def test_metrics_are_those_of_evaluation_mode_though_the_loss_has_called_train() -> None:
+    """The accuracy of a TRADES was that with dropout."""
+    attacked, measured = (train(kind, ONE, evaluate_every=Every(steps=2)) for kind in (Attacked, Measured))
+    assert attacked.trace == measured.trace
+    assert [each["validation/mean"] for each in attacked.metrics] == [
+        each["validation/mean"] for each in measured.metrics
+    ]
+    assert [each["validation/loss"] for each in attacked.metrics] != [
+        each["validation/loss"] for each in measured.metrics
+    ]
 
 
 def test_what_an_evaluation_freezes_is_trained_on() -> None:

@@ -300,6 +300,16 @@ def note_on_untrained(workload: PipelineAdapter) -> str | None:
     )
 
 
+def note_on_modes(workload: PipelineAdapter) -> str | None:
+    """Behind the proof, in words, where the loss of a validation batch is that of training mode."""
+    if not workload.leaves_evaluation:
+        return None
+    return (
+        "loss() calls train() in an evaluation, too, so validation/loss may be that of training mode: let it put back the "
+        "mode that it found, by was = model.training and model.train(was)"
+    )
+
+
 def fingerprint(
     workload: PipelineAdapter,
     replica: Replica,

@@ -55,6 +55,13 @@ def loss_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor,
             "return a scalar float tensor, or (scalar tensor, weight)",
             code="pipeline.loss",
         )
+    if isinstance(weight, torch.Tensor) and weight.numel() == 1 and weight.requires_grad:
+        raise PipelineRaised(
+            f"loss() ({where}) returned a pair whose second part follows from the parameters, as a part of a loss does, and it "
+            "would count as the weight",
+            "return the mean alone, or (mean, weight) with the weight by its detach(); parts of a loss belong into metrics()",
+            code="pipeline.loss-weight-trained",
+        )
     return loss if loss.dim() == 0 else loss.reshape(()), weight
 
 

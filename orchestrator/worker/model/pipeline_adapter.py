@@ -73,6 +73,7 @@ class PipelineAdapter:
         self._staging = staging or Direct()
         self._weighs = data.privacy is None
         self.graphs: ShardGraphs | None = None  # where micro-batches are recorded
+        self.leaves_evaluation = False  # whether loss() has put a validation batch's layer into training mode
         attendance = Attendance(data, sites)
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
@@ -363,9 +364,20 @@ class PipelineAdapter:
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             items = self._staging.batch(items)
             yield (
-                Call(lambda: kept(self._loss(items, updates, model)), self._autocast, len(indices), where),
+                Call(lambda: self._evaluated_loss(items, updates, model), self._autocast, len(indices), where),
                 Call(lambda: self.pipeline.metrics(model, items), self._autocast, len(indices), where),
             )
+
+    def _evaluated_loss(self, batch: Any, updates: int, model: torch.nn.Module) -> Any:
+        """As `_loss`, for a validation batch. The metrics behind it find the modes as they were, also where it has called
+        train(), as that of an adversarial training does behind its attack."""
+        modes = [(module, module.training) for module in model.modules()]
+        returned = kept(self._loss(batch, updates, model))
+        for module, training in modes:
+            if module.training is not training:
+                self.leaves_evaluation = self.leaves_evaluation or not training
+                module.training = training
+        return returned
 
     def summarized(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics over the whole validation set, of what was put together over its batches."""
