@@ -75,6 +75,10 @@ WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
     "tuning.seconds": ("tuning.seconds=1", "tuning.seconds=1 topology=auto"),
     "environment.name": ("environment=ignore", "environment=check"),
     "cluster.speeds": ("cluster.speeds=[h=2]", "cluster.speeds=[h=2] cluster.address=h:1"),
+    "data.absent": (
+        "data.absent=wait",
+        "data.absent=wait data.sites={a: [0]} data.partition=natural cluster.address=h:1",
+    ),
 }
 OTHERS = {
     "schedule.warmup": "schedule={name: cosine, warmup: 40}",
@@ -100,6 +104,7 @@ SWITCHED = {  # what a later source leaves behind
     "run.recompute": (WITHOUT_EFFECT["run.recompute"][1], "cluster.stages=1"),
     "cluster.pipeline.name": (WITHOUT_EFFECT["cluster.pipeline.name"][1], "cluster.stages=1"),
     "cluster.speeds": (WITHOUT_EFFECT["cluster.speeds"][1], "cluster.deal=equal"),
+    "data.absent": (WITHOUT_EFFECT["data.absent"][1], "data.sites={} cluster.address=null"),
     "tuning.seconds": ("tuning.seconds=1 topology=auto", "topology=tree"),
     "transport.tls": ("transport={name: tcp, tls: true}", "transport=auto"),
 }

@@ -273,6 +273,13 @@ RULES: tuple[Idle, ...] = (
         for key in ("local.steps", "local.epochs")
     ),
     Idle(
+        "site.absent-without",
+        ("data.absent", "data.sites"),
+        lambda absent, sites: absent is not None and not sites,
+        "data.absent: {0} is about sites that are away; set data.sites, or leave it out",
+        ("data.sites",),
+    ),
+    Idle(
         "idle.claims-alone",
         ("cluster.claims", "cluster.workers", "tuning.auto"),
         lambda claims, workers, auto: claims is True and workers.most == 1 and "cluster.workers" not in auto,

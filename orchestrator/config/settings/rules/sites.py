@@ -87,10 +87,4 @@ RULES: tuple[Rule, ...] = (
         lambda sites, shards: any(shard >= shards for own in sites.by_name.values() for shard in own),
         "data.sites: there are shards 0 to data.shards - 1, with data.shards={1}; name only these",
     ),
-    _SITES.is_required_by(
-        "site.absent-without",
-        "data.absent",
-        None,
-        "data.absent: {0} is about sites that are away; set data.sites, or leave it out",
-    ),
 )
