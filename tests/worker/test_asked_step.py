@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -47,20 +48,32 @@ _ASKED: list[Of] = [
 
 
 @st.composite
-def _codes(draw: st.DrawFn) -> Of:
-    """Code that computes with a step, and asks something of it."""
+def _computed(draw: st.DrawFn) -> Of:
+    """Code that computes a number with a step."""
     parts: list[Of] = []
     for _ in range(draw(st.integers(0, 4))):
         if draw(st.booleans()):
             parts.append(draw(st.sampled_from(_OF_ONE)))
         else:
             parts.append(partial(_swapped, draw(st.sampled_from(_OF_TWO)), draw(_NUMBERS)))
-    asked = draw(st.lists(st.sampled_from(_ASKED), min_size=1, max_size=3))
 
     def code(step: Any) -> Any:
         for part in parts:
             step = part(step)
-        return [each(step) for each in asked]
+        return step
+
+    return code
+
+
+@st.composite
+def _codes(draw: st.DrawFn) -> Of:
+    """Code that computes with a step, and asks something of it."""
+    computed = draw(_computed())
+    asked = draw(st.lists(st.sampled_from(_ASKED), min_size=1, max_size=3))
+
+    def code(step: Any) -> Any:
+        number = computed(step)
+        return [each(number) for each in asked]
 
     return code
 
@@ -85,6 +98,59 @@ def test_code_is_told_what_the_number_tells_and_goes_the_same_way_where_answers_
     assert answers.hold(step)
     if answers.hold(other):
         assert _outcome(code, other) == _outcome(code, step)
+
+
+@given(_computed(), st.sampled_from(_OF_TWO[:4]), STEPS, STEPS, st.lists(st.floats(width=32), min_size=1, max_size=3))
+def test_a_number_that_is_read_from_memory_has_the_bits_of_the_number(
+    code: Of, of_two: Callable[[Any, Any], Any], step: int, other: int, values: list[float]
+) -> None:
+    """Also in the gradient. The second micro-batch asks for the same, in a place of its own."""
+    both = [Answers(torch.full((2,), math.nan).unbind()) for _ in range(2)]
+    given = [torch.tensor(values, requires_grad=True) for _ in range(2)]
+    try:
+        read = [code(AskedNumber(answers, step)) for answers in both]
+        results = [of_two(number, tensor) for number, tensor in zip(read, given, strict=True)]
+        expected = of_two(code(other), torch.tensor(values))
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):
+        return
+    answers = Answers()
+    for each in both:
+        answers.take(each)
+    if answers.hold(other):
+        answers.fill(other)
+        for number, tensor in zip(read, given, strict=True):
+            assert _bits(of_two(number, tensor)) == _bits(expected)
+        for result, tensor in zip(results, given, strict=True):
+            result.sum().backward()
+            assert _bits(tensor.grad) == _bits(_gradient(code(other), of_two, values))
+
+
+def _gradient(number: Any, of_two: Callable[[Any, Any], Any], values: list[float]) -> Any:
+    tensor = torch.tensor(values, requires_grad=True)
+    of_two(number, tensor).sum().backward()
+    return tensor.grad
+
+
+def _bits(tensor: Any) -> list[int]:
+    bits: list[int] = tensor.detach().nan_to_num(nan=7e37, posinf=None).view(torch.int32).tolist()
+    return bits
+
+
+@pytest.mark.parametrize(
+    "number", [lambda step: (-1 - step) ** 0.5, lambda step: 1e300 * (step + 1), lambda step: 2 ** (70 + step)]
+)
+def test_what_memory_cannot_hold_is_an_answer(number: Of) -> None:
+    answers = Answers(torch.zeros(2).unbind())
+    with contextlib.suppress(RuntimeError, OverflowError):
+        torch.ones(1) * number(AskedNumber(answers, 3))
+    assert not answers.hold(4)
+
+
+def test_what_no_place_is_left_for_is_an_answer() -> None:
+    answers = Answers(torch.zeros(1).unbind())
+    step = AskedNumber(answers, 3)
+    assert (torch.ones(1) * step / 2 + (step + 1)).tolist() == [4.0]  # what is read is not yet filled
+    assert not answers.hold(4)
 
 
 def _guarded(number: Any) -> Any:

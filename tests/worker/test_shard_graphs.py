@@ -45,10 +45,20 @@ class Branching(p.Mlp):
 
 
 class Counting(p.Mlp):
-    """A loss that depends on the step."""
+    """A loss that depends on the step, in a way that is rounded otherwise where the number is read from memory."""
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
-        return super().loss(model, batch) * (1.0 + 0.1 * step)
+        return super().loss(model, batch) / (1.0 + 0.1 * step)
+
+
+class Annealed(p.Mlp):
+    """Three numbers follow from the step, one of them twice, and a weight does."""
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Any:  # type: ignore[override]
+        part = min(1.0, step / 100)
+        decay = sum(part * each.square().sum() for each in model.parameters())
+        outputs = model(batch[0]) * (1.0 + 0.1 * step)
+        return nn.functional.cross_entropy(outputs, batch[1]) * (1 - part) + decay, 1 + step % 2
 
 
 class Turns(p.Mlp):
@@ -363,7 +373,7 @@ def test_code_behind_a_repetition_finds_what_it_finds_behind_a_backward_pass(
     assert (recorded.trace, recorded.digest) == (eager.trace, eager.digest)
 
 
-@pytest.mark.parametrize("pipeline", [Turns, Settling])
+@pytest.mark.parametrize("pipeline", [Turns, Settling, Annealed])
 def test_a_loss_that_takes_the_step_is_replayed_in_steps_that_give_the_same_answers(
     retracer: Retracer, monkeypatch: pytest.MonkeyPatch, pipeline: type[Pipeline]
 ) -> None:

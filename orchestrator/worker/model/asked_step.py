@@ -3,6 +3,10 @@
 A loss that takes the step asks little of it, as a GAN asks whose turn it is. Code takes the same way in every step that has the
 same answers, so a recording serves them all.
 
+A weight that rises or falls along the run is another number in each step. A recording reads it from memory, which is filled
+before each replay, if code multiplies it by a float32 tensor, adds or subtracts it: these operations have the bits of the
+number. Others would round it in another way, so there the number is an answer.
+
 It is no `int`: code that is written in C reads no number in it, and calls the methods below, or raises.
 """
 
@@ -12,8 +16,10 @@ import math
 import operator
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
+
+import torch
 
 from orchestrator.common.frames import is_users
 
@@ -25,6 +31,9 @@ Expression = tuple[Any, ...]
 _STEP: Final[Expression] = ("step",)
 _NUMBER: Final = "number"
 _CAN_BE: Final = "can be"  # computed, whatever comes of it
+_KIND: Final = "kind"  # the type of the number, and whether memory can hold it
+_PLACED: Final = {"mul", "add", "sub"}
+MOST_PLACES: Final = 8  # numbers that are read from memory, in one micro-batch
 _NUMBERS: Final = (bool, int, float)
 _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "truth": operator.truth,
@@ -36,6 +45,7 @@ _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "floor": math.floor,
     "ceil": math.ceil,
     _CAN_BE: lambda _: True,
+    _KIND: lambda number: (type(number).__name__, _is_placed(number)),
 }
 _COMPARISONS: Final = {name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")}
 _SIGNS: Final = {name: getattr(operator, name) for name in ("neg", "pos", "abs", "invert")}
@@ -55,10 +65,29 @@ class _Answer(NamedTuple):
 
 
 class Answers:
-    """The answers that code was given about a step."""
+    """The answers that code was given about a step, and the numbers that it reads from memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Sequence[torch.Tensor] = ()) -> None:
+        """places: for numbers, float32 without dimensions."""
         self._given: dict[Expression, _Answer] = {}
+        self._free = list(places)
+        self._placed: dict[Expression, list[torch.Tensor]] = {}
+
+    def place(self, asked: Expression, step: int, device: torch.device) -> torch.Tensor | None:
+        """The memory of the number, for `fill`; None if there is no room."""
+        if asked not in self._placed:
+            if not self._free or self._free[-1].device != device or not _is_placed(_value(asked, step)):
+                return None
+            self._placed[asked] = [self._free.pop()]
+            self.give((_KIND, asked), step)
+        return self._placed[asked][0]
+
+    def fill(self, step: int) -> None:
+        """Before a replay in this step, of which the answers hold."""
+        for asked, places in self._placed.items():
+            number = _value(asked, step)
+            for place in places:
+                place.fill_(number)
 
     def give(self, asked: Expression, step: int) -> Any:
         """The answer in this step, which is kept. Raises what the number would, which is an answer, too."""
@@ -69,6 +98,8 @@ class Answers:
     def take(self, others: Answers) -> None:
         """Keep those, too."""
         self._given |= others._given
+        for asked, places in others._placed.items():
+            self._placed.setdefault(asked, []).extend(places)
 
     def hold(self, step: int) -> bool:
         """Whether this step has the same."""
@@ -119,13 +150,19 @@ class AskedNumber:
     def _with(self, name: str, other: Any, *, reflected: bool = False) -> Any:
         operand = _expression(other)
         if operand is None:
-            mine = self.number()
+            mine = self._in_memory(other) if name in _PLACED else None
+            mine = self.number() if mine is None else mine
             return _OPERATIONS[name](other, mine) if reflected else _OPERATIONS[name](mine, other)
         made = (name, operand, self._made) if reflected else (name, self._made, operand)
         if name in _COMPARISONS:
             return self._answers.give(made, self._step)
         self._answers.give((_CAN_BE, made), self._step)  # a step by which code divides may be zero
         return AskedNumber(self._answers, self._step, made)
+
+    def _in_memory(self, other: Any) -> torch.Tensor | None:
+        if not isinstance(other, torch.Tensor) or other.dtype != torch.float32:
+            return None
+        return self._answers.place(self._made, self._step, other.device)
 
     __add__, __radd__ = _from_both("add")
     __sub__, __rsub__ = _from_both("sub")
@@ -194,6 +231,13 @@ def _outcome(asked: Expression, step: int) -> tuple[str, str]:
     except (ArithmeticError, TypeError, ValueError) as error:
         return type(error).__name__, ""
     return type(value).__name__, repr(value)
+
+
+def _is_placed(number: Any) -> bool:
+    """Whether torch takes it as a number that it rounds to float32."""
+    if isinstance(number, int):
+        return abs(number) < 2**63
+    return isinstance(number, float) and abs(number) <= torch.finfo(torch.float32).max
 
 
 def _behind(step: int) -> range:

@@ -30,7 +30,7 @@ import torch
 from orchestrator.numerics.batches import taken_apart
 from orchestrator.numerics.byte_layout import same_bits
 from orchestrator.numerics.staging import Arriving, Staging
-from orchestrator.worker.model.asked_step import Answers, AskedNumber
+from orchestrator.worker.model.asked_step import MOST_PLACES, Answers, AskedNumber
 from orchestrator.worker.model.batch_place import BatchPlace
 from orchestrator.worker.model.held_memory import Watched, hold_memory
 from orchestrator.worker.model.output_checks import is_late
@@ -85,7 +85,7 @@ class ShardGraphs:
             self._give_up(why_not)
         # The gradients of the last micro-batch if it was replayed; then it has changed only what the recording changes.
         self.gradients: Sequence[torch.Tensor | None] | None = None
-        self._places: Iterator[Any] | None = None
+        self._places: Iterator[tuple[Any, Sequence[torch.Tensor]]] | None = None
         self._answers = Answers()  # of the micro-batches in those places
         self._arrive_early = self._left_out = False
 
@@ -100,7 +100,8 @@ class ShardGraphs:
     def passing_through(self, batches: Sequence[Any]) -> Iterator[Answers]:
         """Within the block micro-batches are computed where they lie, in the place of what `compute` is given. This enqueues
         what a recording would do, for one of several micro-batches. Gives what all of them asked of the step."""
-        self._places, self._answers = iter(batches), Answers()
+        numbers = _places_for(len(batches), self._replica)
+        self._places, self._answers = zip(batches, numbers, strict=True), Answers()
         try:
             yield self._answers
         finally:
@@ -111,8 +112,9 @@ class ShardGraphs:
         of a replay in `gradients`. Raises PipelineRaised for a sparse gradient."""
         self.gradients = None
         if self._places is not None:
-            passes = _Passes(self._replica)
-            passes.run(work, next(self._places))
+            batch, numbers = next(self._places)
+            passes = _Passes(self._replica, numbers)
+            passes.run(work, batch)
             self._answers.take(passes.answers)
             return self._replayed(passes, passes.numbers)
         batch = arriving.host
@@ -128,7 +130,7 @@ class ShardGraphs:
         if recorded is not None and recorded.serves:
             recorded.place.load(arriving, tensors)
             with work.seeded_for_replay():
-                recorded.replay()
+                recorded.again(work.step)
             return self._replayed(recorded.passes, recorded.passes.numbers.clone())
         there = recorded.place.load(arriving, tensors) if recorded is not None else arriving.there()
         start, seen = self._replica.buffers(), self._seen(recorded, work.step)
@@ -216,7 +218,9 @@ class ShardGraphs:
         assert self._recorder is not None
         kept, versions = self._kept(), self._replica.fixed_versions()
         try:
-            recorded = _Recorded(shape, BatchPlace(tensors, batch, self._staging), _Passes(self._replica))
+            (numbers,) = _places_for(1, self._replica)
+            place = BatchPlace(tensors, batch, self._staging)
+            recorded = _Recorded(shape, place, _Passes(self._replica, numbers))
             read = hold_memory()
 
             def run() -> None:
@@ -246,7 +250,7 @@ class ShardGraphs:
                 )
                 return None
         model = self._replica.model
-        recorded.watched = read.watched([*model.parameters(), *model.buffers(), recorded.place.batch])
+        recorded.watched = read.watched([*model.parameters(), *model.buffers(), *numbers, place.batch])
         self._recorded.append(recorded)
         return recorded
 
@@ -264,7 +268,7 @@ class ShardGraphs:
         try:
             self._replica.continue_shard(start)
             with work.seeded():
-                recorded.replay()
+                recorded.again(work.step)
             again = [*passes.gradients, passes.judged[0], *self._replica.buffers()]
             gradients, buffers = kept
             same = all(
@@ -316,15 +320,16 @@ class _ServesNoOther(Exception):
 class _Passes:
     """Records the passes of one micro-batch."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, replica: Replica, numbers: Sequence[torch.Tensor]) -> None:
+        """numbers: places for those that follow from the step."""
+        self._replica, self._places = replica, numbers
         self.gradients: list[torch.Tensor | None] = []
         self.judged: Judged
-        self.answers = Answers()  # to what loss() asks of the step
+        self.answers = Answers(numbers)  # to what loss() asks of the step
         self.numbers: torch.Tensor  # the loss, and the weight if the device computes it, as float64
 
     def run(self, work: Work, batch: Any) -> None:
-        self.gradients, self.answers = [], Answers()  # of a warm-up
+        self.gradients, self.answers = [], Answers(self._places)  # of a warm-up
         for parameter in self._replica.parameters:
             parameter.grad = None
         loss, weight = work.unread(batch, AskedNumber(self.answers, work.step))
@@ -349,9 +354,20 @@ class _Recorded:
     def serves(self) -> bool:
         return len(self.steps) >= _COMPARED
 
+    def again(self, step: int) -> None:
+        self.passes.answers.fill(step)
+        self.replay()
+
     def fits(self, shape: Any, step: int) -> bool:
         """Whether a micro-batch of this shape is computed so in this step."""
         return bool(shape == self.shape) and self.passes.answers.hold(step)
+
+
+def _places_for(batches: int, replica: Replica) -> Iterator[Sequence[torch.Tensor]]:
+    """For each micro-batch, places for numbers that follow from the step. Made before anything is recorded, whose memory
+    is no place for what it reads."""
+    rows = torch.zeros(batches, MOST_PLACES, device=replica.flat.device)
+    return (row.unbind() for row in rows.unbind())
 
 
 def tensors_in(shape: Any) -> list[Any]:

@@ -174,6 +174,7 @@ class StepGraphs:
 
     def _do(self, recorded: _Recorded, step: int, shards: Sequence[int], read: Read) -> None:
         recorded.place.copy(read.tensors)
+        recorded.answers.fill(step)
         with streams.held():
             recorded.replay(self._workload.batches.seeds(step, shards))
         self._accumulator.take(recorded.taken)
