@@ -152,6 +152,12 @@ class LocalFolder:
             _remove_if_abandoned(path)
 
     def put(self, name: str, pieces: Sequence[Buffer]) -> None:
+        try:
+            self._put(name, pieces)
+        except OSError as error:  # by the folder alone: the other name is a random one, and a full disk has none
+            raise OSError(error.errno, error.strerror, str(self._folder)) from error
+
+    def _put(self, name: str, pieces: Sequence[Buffer]) -> None:
         descriptor, path = self._unfinished()
         try:
             for piece in pieces:

@@ -261,6 +261,23 @@ def test_what_a_dead_writer_left_stays_where_nothing_can_be_removed(
     assert LocalFolder(tmp_path).get("a") == b"1"
 
 
+@pytest.mark.parametrize(("call", "number"), [("open", errno.EROFS), ("write", errno.ENOSPC)])
+def test_all_writers_say_the_same_of_a_folder_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """Each part of a checkpoint was told by a random name, so that one trouble had a warning for each."""
+    storage = LocalFolder(tmp_path)
+
+    def refused_by_kernel(file: Path | int, *_: object) -> None:
+        raise OSError(number, os.strerror(number), *([str(file)] if isinstance(file, Path) else []))
+
+    monkeypatch.setattr(os, call, refused_by_kernel)
+    for name in ("a", "b"):
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            storage.put(name, [b"1"])
+        assert str(caught.value) == f"[Errno {number}] {os.strerror(number)}: '{tmp_path}'"
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
