@@ -15,8 +15,9 @@ what `state.pack` takes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,16 +107,22 @@ def collect(storage: str, target: Path, steps: int) -> bool:
 
 
 class Logged(Stream):
-    """The samples that live streams gave in another run, in the same order. Raises DataDamaged."""
+    """The samples that live streams gave in another run, in the same order. Raises DataDamaged.
 
-    def __init__(self, file: str) -> None:
+    If that run began with the state of a further one, samples before are not here: those of its first micro-batch stand for
+    them, since they are only passed over. taken: how many a shard takes in so many steps."""
+
+    def __init__(self, file: str, taken: Callable[[int, int], int]) -> None:
         self._file = Path(file)
         self._places: dict[int, list[int]] = {}
+        self._before: dict[int, int] = {}
         place = 0
         try:
             with self._file.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
-                    self._places.setdefault(self._fields(line, number)["shard"], []).append(place)
+                    fields = self._fields(line, number)
+                    self._before.setdefault(fields["shard"], taken(fields["step"] - 1, fields["shard"]))
+                    self._places.setdefault(fields["shard"], []).append(place)
                     place += len(line)
         except OSError as error:
             raise DataDamaged(
@@ -130,8 +137,10 @@ class Logged(Stream):
         with self._file.open("rb") as lines:
             for number, place in enumerate(self._places.get(shard, ()), 1):
                 lines.seek(place)
-                for text in self._fields(lines.readline(), number)["samples"]:
-                    yield from_text(text)
+                samples = self._fields(lines.readline(), number)["samples"]
+                before = self._before[shard] if number == 1 and samples else 0
+                yield from map(from_text, itertools.islice(itertools.cycle(samples), before))
+                yield from map(from_text, samples)
 
     def _fields(self, line: bytes, number: int) -> dict[str, Any]:
         try:

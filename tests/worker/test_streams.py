@@ -7,6 +7,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from orchestrator.errors import Inconsistent, OrchestratorError
 from orchestrator.worker import worker
 from tests.products import thinned
 from tests.refusals import refused
-from tests.worker import runs
+from tests.worker import elastic, runs
 from tests.worker.elastic import EVERYTHING, Elastic, Fault, Saved, Told, elastic_settings, survive
 from tests.worker.runs import Layout, Run, assert_same_run, members_end, rotating, train
 
@@ -473,7 +474,14 @@ class Offsets(Stream):
         return Log()
 
 
-KINDS |= {"Offsets": Offsets, "Queue": Queue, "Unspeakable": Unspeakable}
+class InParts(Queue):
+    """Its epochs end."""
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:
+        return itertools.islice(super().stream(shard, shards, epoch, generator), 5)
+
+
+KINDS |= {"InParts": InParts, "Offsets": Offsets, "Queue": Queue, "Unspeakable": Unspeakable}
 
 
 class OfQueue(OfStream):
@@ -488,8 +496,9 @@ def _logging(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(worker, "_stream_log", lambda generation, _: StreamLog(str(folder), generation.number))
 
 
-def _repeated(monkeypatch: pytest.MonkeyPatch, file: Path, layout: Layout, **given: Any) -> Run:
-    """Train as a launch with streams=FILE does."""
+@contextmanager
+def _reading(monkeypatch: pytest.MonkeyPatch, file: Path) -> Iterator[None]:
+    """As with streams=FILE of a launch."""
 
     def resolved(settings: Any) -> Any:
         plan = resolve(settings)
@@ -497,6 +506,12 @@ def _repeated(monkeypatch: pytest.MonkeyPatch, file: Path, layout: Layout, **giv
 
     with monkeypatch.context() as patched:
         patched.setattr(runs, "resolve", resolved)
+        patched.setattr(elastic, "resolve", resolved)
+        yield
+
+
+def _repeated(monkeypatch: pytest.MonkeyPatch, file: Path, layout: Layout, **given: Any) -> Run:
+    with _reading(monkeypatch, file):
         return train(OfQueue, layout, args={"kind": "Queue"}, **given)
 
 
@@ -512,6 +527,30 @@ def test_what_a_live_stream_gave_is_given_again(tmp_path: Path, monkeypatch: pyt
     _logging(monkeypatch, tmp_path / "another")
     again = train(OfQueue, Layout(3), args={"kind": "Queue"}, **GIVEN)
     assert again.digest != live.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "local"),
+    [("InParts", {}), ("Offsets", {"local": {"steps": 2, "optimizer": {"name": "sgd", "lr": 0.1}}})],
+)
+def test_and_to_a_run_that_began_with_the_state_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, local: dict[str, Any]
+) -> None:
+    """The log has what that run took, and the state says how much was taken before."""
+    given, layout, saved = {"args": {"kind": kind}, **GIVEN, **local}, Layout(2), Saved()
+    _logging(monkeypatch, tmp_path / "first")
+    faults = [Fault(1, 20, "stop")]
+    first = Elastic(elastic_settings(OfQueue, layout, **given), layout, faults, saved=saved).run()
+    assert 0 < len(first.trace) < 7
+    _logging(monkeypatch, tmp_path / "second")
+    begun = Elastic(elastic_settings(OfQueue, layout, **given), layout, saved=copy.deepcopy(saved)).run()
+    log = tmp_path / "streams.jsonl"
+    assert collect(str(tmp_path / "second"), log, 7)
+    other = Layout(3, "tree")
+    with _reading(monkeypatch, log):
+        faults = [Fault(1, 40, "die")]
+        again = Elastic(elastic_settings(OfQueue, other, **given), other, faults, saved=saved, outlives=True).run()
+    assert (again.trace, again.digest) == (begun.trace, begun.digest)
 
 
 @pytest.mark.parametrize("at", thinned([41, 59, 80], 3))
@@ -551,13 +590,13 @@ def test_a_damaged_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "".join([lines[0], lines[1].replace('"y\\",1', '"y\\",2').replace('"y\\",0', '"y\\",1'), *lines[2:]])
     )
     with refused("streams.log-line"):
-        Logged(str(log))
+        Logged(str(log), lambda _steps, _shard: 0)
     first = next((tmp_path / "streams").glob("*.json"))
     first.write_bytes(first.read_bytes() + b" ")
     with refused("streams.log-content"):
         collect(str(tmp_path), log, 7)
     with refused("streams.log-unreadable"):
-        Logged(str(tmp_path / "nowhere.jsonl"))
+        Logged(str(tmp_path / "nowhere.jsonl"), lambda _steps, _shard: 0)
 
 
 @pytest.mark.parametrize(

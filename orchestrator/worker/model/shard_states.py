@@ -26,19 +26,20 @@ from orchestrator.worker.member.shard_slots import ShardSlots
 
 
 class ShardStates:
-    """The states of the hosted shards. initial: the state of a shard that has had no step yet; alike: every later one has the
-    same tensors; replaceable: the initial one leads to the same bits after any step; securing: called with the steps and the
-    shards that are staged, before these outlive the process."""
+    """The states of the hosted shards."""
 
     def __init__(
         self,
-        initial: Callable[[], State],
+        initial: Callable[[], State],  # the state of a shard that has had no step yet
+        # called with the steps and the shards that are staged, before these outlive the process
         securing: Callable[[int, Iterable[int]], None] = lambda _steps, _shards: None,
         *,
-        alike: bool = True,
-        replaceable: bool = False,
+        alike: bool = True,  # every later state has the same tensors as the initial one
+        replaceable: bool = False,  # the initial one leads to the same bits after any step
+        reading: Callable[[State], State] = lambda state: state,  # what a state from elsewhere is here
     ) -> None:
         self._initial = initial
+        self._reading = reading
         self._alike = alike
         self._replaceable = replaceable
         self._rows: dict[int, State] = {}
@@ -122,6 +123,7 @@ class ShardStates:
 
     def fitted(self, rows: Mapping[int, Mapping[str, torch.Tensor]]) -> dict[int, State]:
         """States from elsewhere. Raises Inconsistent when they are none of these shards'."""
+        rows = {shard: self._reading(dict(row)) for shard, row in rows.items()}
         if not self._alike:
             return dict(rows)
         expected = self._initial() if rows else {}

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from orchestrator.checkpoint.state import from_text, to_text
-from orchestrator.checkpoint.stream_log import StreamedSamples, StreamLog
+from orchestrator.checkpoint.stream_log import Logged, StreamedSamples, StreamLog
 from orchestrator.data.files.stream import Stream
 from orchestrator.data.loaders import fingerprint
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
@@ -73,6 +73,17 @@ class StreamReaders:
             row[_GENERATOR] = torch.zeros_like(torch.Generator().get_state())
             row[_STATE] = torch.zeros(_LENGTH_BYTES + self._source.state_bytes, dtype=torch.uint8)
         return row
+
+    def placed(self, row: State) -> State:
+        """A row from elsewhere, in this stream. The samples of a live one that another run took lie in one epoch, and have no
+        state: the row is of the source itself where that run began with the state of a further one."""
+        if not isinstance(self._source, Logged):
+            return row
+        taken = _samples_taken(row)
+        return {
+            **{name: tensor for name, tensor in row.items() if name not in (_GENERATOR, _STATE, _BEHIND)},
+            _POSITION: torch.tensor([taken, 0, taken, 0]),
+        }
 
     def settle(self, shard: int, row: State, step: int) -> None:
         """The shard is as far as this row says, before this step: what it took before is not asked for again."""

@@ -61,9 +61,12 @@ class TrainingSamples:
         self.order: Epochs | Drawn
         self._sampler: Order | PassSampler | WeightedSampler | ClientSampler | Mixture | Positions
         if isinstance(dataset, Stream):
+            self.order = self._sampler = order = positions(data)
             if dataset.live and data.stream_log is not None:
-                self.dataset = Logged(data.stream_log)
-            self.order = self._sampler = positions(data)
+                per_round = _steps_per_round(data, order)
+                self.dataset = Logged(
+                    data.stream_log, lambda steps, shard: order.indices(steps * per_round, shard).start
+                )
         else:
             self._number(pipeline, seed, data)
         # Whether which samples are drawn is known only to those who have the keys of a private run.

@@ -95,7 +95,7 @@ def states_of(streams: StreamReaders | None, initial: Callable[[], State]) -> Sh
     if streams is None:
         return ShardStates(initial)
     alone = initial().keys() == streams.first().keys()
-    return ShardStates(initial, streams.secure, replaceable=alone and not streams.live)
+    return ShardStates(initial, streams.secure, replaceable=alone and not streams.live, reading=streams.placed)
 
 
 def settle(streams: StreamReaders | None, states: ShardStates, step: int, shard: int) -> None:
