@@ -124,6 +124,16 @@ def test_a_plan_refuses_records_that_a_launch_refuses(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_repetition_waits_for_a_site_that_is_away(tmp_path: Path) -> None:
+    """Also if all were there in the run that it repeats; it would differ from it otherwise."""
+    (tmp_path / "trace.jsonl").write_text('{"step": 0}\n')
+    plan = resolve(settings_for(pipelines.Small, Layout(1)))
+    plan = replace(plan, data=replace(plan.data, sits_out=True))
+    planned = Repeated(sat_out=str(tmp_path / "trace.jsonl")).planned(plan)
+    assert not planned.data.sits_out
+    assert planned.data.sat_out == {}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_a_deleted_experiment_is_told_before_anything_is_started(

@@ -17,7 +17,7 @@ from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.child_process import Done
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
-from orchestrator.experiments.rerun.run import Rerun, read_beside, undisturbed, unshown, why_not
+from orchestrator.experiments.rerun.run import Rerun, _replay, read_beside, undisturbed, unshown, why_not
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.environment import region
 from orchestrator.provenance.tracking import Past
@@ -57,6 +57,20 @@ def test_a_repetition_that_lacks_what_the_launch_named_cannot_be_repeated(tmp_pa
     assert "no module named 'hidden'\n" in found.message
     assert found.message.endswith("\n  - hidden.py is imported, but not in the snapshot")
     assert why_not(original, {**refused, "run_id": "4567"}).exit_code == 2
+
+
+AT_SITES = (
+    "cluster: {address: h:1, workers: 2}\ndata: {shards: 2, partition: natural, sites: {here: [0], there: [1]}}\n"
+)
+
+
+@pytest.mark.parametrize("sites", ["", AT_SITES])
+def test_a_repetition_of_a_run_with_sites_is_told_who_sat_out(tmp_path: Path, sites: str) -> None:
+    """Also if nobody did, so that it waits for a site that is away."""
+    original = Recorded(Past("0123", "a run", "default", "FINISHED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
+    original.files.settings.write_text(f"run: {{steps: 3}}\npipeline: {{target: a:B}}\n{sites}")
+    original.files.trace.write_text('{"step": 0}\n')
+    assert _replay(original) == ([f"sat_out={original.files.trace}"] if sites else [])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ class Repeated:
         if self.streams is not None:
             plan = replace(plan, data=replace(plan.data, stream_log=_log_of_streams(Path(self.streams))))
         if self.sat_out is not None:
-            plan = replace(plan, data=replace(plan.data, sat_out=_sat_out_of(Path(self.sat_out), plan)))
+            # The record says who sat out, so the repetition waits for sites that are away.
+            data = replace(plan.data, sat_out=_sat_out_of(Path(self.sat_out), plan), sits_out=False)
+            plan = replace(plan, data=data)
         return plan if self.segments is None else replace(plan, segments=_segments_of(Path(self.segments), plan))
 
 

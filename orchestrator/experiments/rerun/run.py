@@ -283,7 +283,7 @@ def _replay(original: Recorded) -> list[str]:
         )
     streams = original.files.streams
     given = [f"streams={streams.resolve()}"] if streams.exists() else []
-    if original.files.trace.exists() and trace.sat_out(original.files.trace):
+    if original.files.trace.exists() and (original.held.data.sites or trace.sat_out(original.files.trace)):
         given.append(f"sat_out={original.files.trace.resolve()}")
     return [*given, *([] if barriers is None else [f"replay={original.files.barriers.resolve()}"])]
 
