@@ -59,6 +59,18 @@ def test_a_repetition_that_lacks_what_the_launch_named_cannot_be_repeated(tmp_pa
     assert why_not(original, {**refused, "run_id": "4567"}).exit_code == 2
 
 
+@pytest.mark.parametrize("rerun_of", [None, "4567"])
+def test_a_run_that_failed_before_its_first_step_has_nothing_to_repeat(tmp_path: Path, rerun_of: str | None) -> None:
+    """If it had been mended, there would be nothing to compare, and that would be known at the end only."""
+    past = Past("0123", "a run", "default", "FAILED", 0, None, {}, None, rerun_of)
+    original = Recorded(past, RunFolder(tmp_path, "0123"))
+    original.files.settings.write_text("run: {steps: 3}\npipeline: {target: a:B}\n")
+    with refused("replay.no-step", "launch it again" if rerun_of is None else "rerun=4567"):
+        _replay(original)
+    original.files.trace.write_text('{"step": 0}\n')
+    assert _replay(original) == []
+
+
 AT_SITES = (
     "cluster: {address: h:1, workers: 2}\ndata: {shards: 2, partition: natural, sites: {here: [0], there: [1]}}\n"
 )

@@ -251,6 +251,10 @@ class Recorded:
         """The lines of the trace. Raises NotRerunnable for a damaged one."""
         return list(self._steps())
 
+    def has_steps(self) -> bool:
+        """Raises as `trace`."""
+        return next(self._steps(), None) is not None
+
     def _steps(self) -> Iterator[dict[str, Any]]:
         """The same, one after the other."""
         try:

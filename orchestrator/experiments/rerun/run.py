@@ -275,10 +275,12 @@ def _replay(original: Recorded) -> list[str]:
     """Overrides by which a repetition takes from the record what chance decided: the order of updates of an asynchronous run,
     the samples of live streams, the sites that sat out. Raises NotRerunnable."""
     barriers = original.barriers()
-    if barriers == []:
+    past = original.past
+    if barriers == [] or (barriers is None and past.digest is None and not original.has_steps()):
+        first = "step" if barriers is None else "rest"
         raise NotRerunnable(
-            f"run {original.past.run_id} ({original.past.status}) ended before its first rest, so it has no step to repeat",
-            "launch it again",
+            f"run {past.run_id} ({past.status}) ended before its first {first}, so it has no step to repeat",
+            "launch it again" if past.rerun_of is None else f"repeat the run that it repeats: rerun={past.rerun_of}",
             code="replay.no-step",
         )
     streams = original.files.streams
