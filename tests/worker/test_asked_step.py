@@ -146,6 +146,16 @@ def test_what_memory_cannot_hold_is_an_answer(number: Of) -> None:
     assert not answers.hold(4)
 
 
+def test_a_tensor_elsewhere_takes_the_number_itself() -> None:
+    """One here has taken it from memory before."""
+    answers = Answers(torch.zeros(2, device="meta").unbind())
+    step = AskedNumber(answers, 3)
+    assert (torch.ones(1, device="meta") * step).is_meta
+    assert answers.hold(4)
+    assert (torch.ones(1) * step).tolist() == [3.0]
+    assert not answers.hold(4)
+
+
 def test_what_no_place_is_left_for_is_an_answer() -> None:
     answers = Answers(torch.zeros(1).unbind())
     step = AskedNumber(answers, 3)

@@ -74,13 +74,14 @@ class Answers:
         self._placed: dict[Expression, list[torch.Tensor]] = {}
 
     def place(self, asked: Expression, step: int, device: torch.device) -> torch.Tensor | None:
-        """The memory of the number, for `fill`; None if there is no room."""
+        """The memory of the number, for `fill`; None if there is none on this device, or no room."""
         if asked not in self._placed:
             if not self._free or self._free[-1].device != device or not _is_placed(_value(asked, step)):
                 return None
             self._placed[asked] = [self._free.pop()]
             self.give((_KIND, asked), step)
-        return self._placed[asked][0]
+        place = self._placed[asked][0]
+        return place if place.device == device else None
 
     def fill(self, step: int) -> None:
         """Before a replay in this step, of which the answers hold."""
