@@ -54,15 +54,15 @@ Buffers = dict[str, torch.Tensor]
 @dataclass(frozen=True)
 class Rule:
     """A rule by which a buffer that moves becomes one again. needs, fits: in words, and whether it may be declared for a
-    buffer of this dtype. join: of what two sets of shards leave, that of the lower first shard first, and of the values that
-    the step begins with, what both leave; None: it is added up with the gradients. alone: only the first shard of all counts;
-    others' do in any order. changes: the join looks at what the step begins with."""
+    buffer of this dtype. join: of what two sets of shards leave, that of the lower first shard first, and of the values at the
+    start of the step, what both leave; None: it is added up with the gradients. alone: only the first shard of all counts;
+    others' do in any order. reads_start: whether the join looks at these values."""
 
     needs: str
     fits: Callable[[torch.dtype], bool]
     join: Join | None = None
     alone: bool = False
-    changes: bool = False
+    reads_start: bool = False
 
 
 def _first(lower: torch.Tensor, higher: torch.Tensor, start: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
@@ -83,8 +83,8 @@ def _sum(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> torch.T
 def _changed(one: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     """Values that are not a number are one and the same, as in `_largest`."""
     largest = _largest(one, other, start)
-    first, second, begin = (_order(_one_nan(each)) for each in (one, other, start))
-    return torch.where(first == begin, _one_nan(other), torch.where(second == begin, _one_nan(one), largest))
+    first, second, before = (_order(_one_nan(each)) for each in (one, other, start))
+    return torch.where(first == before, _one_nan(other), torch.where(second == before, _one_nan(one), largest))
 
 
 def _one_nan(values: torch.Tensor) -> torch.Tensor:
@@ -108,8 +108,8 @@ RULES: Final[Mapping[str, Rule]] = {
     MEAN: Rule("torch.float32", lambda dtype: dtype == torch.float32),
     "first": Rule("any dtype", lambda _: True, _first, alone=True),
     "largest": Rule("ordinary numbers", _ordinary, _largest),
-    "sum": Rule("integers", lambda dtype: dtype in _INTEGERS - {torch.bool}, _sum, changes=True),
-    "changed": Rule("ordinary numbers", _ordinary, _changed, changes=True),
+    "sum": Rule("integers", lambda dtype: dtype in _INTEGERS - {torch.bool}, _sum, reads_start=True),
+    "changed": Rule("ordinary numbers", _ordinary, _changed, reads_start=True),
 }
 
 
@@ -152,11 +152,11 @@ class Moving:
 class BufferRemains:
     """The values that the shards of one worker leave in the buffers that are joined."""
 
-    def __init__(self, joined: Mapping[str, Buffers], begin: Sequence[torch.Tensor]) -> None:
-        """begin: the values that the step begins with, of all these buffers in order."""
+    def __init__(self, joined: Mapping[str, Buffers], start: Sequence[torch.Tensor]) -> None:
+        """start: the values at the start of the step, of all these buffers in order."""
         self._rules = [(RULES[rule], list(buffers.values())) for rule, buffers in joined.items() if buffers]
-        rest = iter(begin)
-        self._begin = [list(itertools.islice(rest, len(buffers))) for _, buffers in self._rules]
+        rest = iter(start)
+        self._start = [list(itertools.islice(rest, len(buffers))) for _, buffers in self._rules]
         self._lowest: int | None = None
         self._kept: list[list[torch.Tensor]] = []
 
@@ -204,11 +204,11 @@ class BufferRemains:
         return [value for values in found if values is not None for value in values]
 
     def _both(self, place: int, lower: list[torch.Tensor], higher: list[torch.Tensor]) -> list[torch.Tensor]:
-        rule, begin = self._rules[place][0], self._begin[place]
+        rule, start = self._rules[place][0], self._start[place]
         assert rule.join is not None
-        if rule.changes:
-            begin = self._begin[place] = [each.cpu() for each in begin]
-        return list(map(rule.join, lower, higher, begin))
+        if rule.reads_start:
+            start = self._start[place] = [each.cpu() for each in start]
+        return list(map(rule.join, lower, higher, start))
 
 
 def fits(rule: str, buffer: torch.Tensor) -> bool:

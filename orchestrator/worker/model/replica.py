@@ -335,13 +335,13 @@ class Replica:
             name, start = [*fixed.items()][i]
             is_mean = fits(MEAN, start)
             rules = f'{{"{name}": "{MEAN if is_mean else "first"}"}}'
-            others = (
-                '; "first" for a queue, and for what is drawn at random; "changed" for rows that samples have of their own'
-                if is_mean
-                else '; "sum" for what rows count'
-                if fits("sum", start)
-                else ""
-            )
+            others = ""
+            if is_mean:
+                others = (
+                    '; "first" for a queue, and for what is drawn at random; "changed" for rows that each sample has'
+                )
+            elif fits("sum", start):
+                others = '; "sum" for what rows count'
             is_flag = start.dtype == torch.bool
             flag = (
                 "where the first batch sets this flag, send one through the model in model(); else " if is_flag else ""
