@@ -23,6 +23,7 @@ from orchestrator.comm.collectives import EVALUATION, EVALUATION_VOTE, Exchange
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.pipeline import REDUCED, naming
 from orchestrator.worker.member.generation import Withdrawn
+from orchestrator.worker.model.layer_modes import Modes, modes_of, put_back
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.step_report import EMPTY, from_slots, from_words, to_slots, to_words
@@ -92,7 +93,7 @@ def in_eval_mode(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
     may not matter."""
     trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     with naming("eval() of the model"):
-        modes = [(module, module.training) for module in model.modules()]
+        modes = modes_of(model)
         model.eval()
     evaluating = [(module, module.training) for module, _ in modes]
     try:
@@ -103,10 +104,8 @@ def in_eval_mode(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
         _set(modes, trained)
 
 
-def _set(modes: Iterable[tuple[torch.nn.Module, bool]], trained: Iterable[tuple[torch.Tensor, bool]]) -> None:
-    for module, training in modes:
-        if module.training is not training:
-            module.training = training
+def _set(modes: Modes, trained: Iterable[tuple[torch.Tensor, bool]]) -> None:
+    put_back(modes)
     for parameter, is_trained in trained:
         if parameter.requires_grad is not is_trained:
             parameter.requires_grad = is_trained

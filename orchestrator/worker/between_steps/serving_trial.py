@@ -27,6 +27,7 @@ from orchestrator.numerics.batch_invariance import InvarianceTrial
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline, defines, naming
 from orchestrator.worker.model import snapshot
+from orchestrator.worker.model.layer_modes import modes_of, put_back
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 
 UNFIT = "it could not be tried with what example() gives; write example() or predict() in the pipeline (docs/models.md)"
@@ -183,9 +184,8 @@ def _in_evaluation(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 @contextmanager
 def _modes_put_back(model: torch.nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
+    modes = modes_of(model)
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        put_back(modes)

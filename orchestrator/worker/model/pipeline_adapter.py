@@ -35,6 +35,7 @@ from orchestrator.numerics.staging import Arriving, Direct, Staging
 from orchestrator.pipeline import Pipeline, defines, naming, takes_step
 from orchestrator.worker.model import construction, moving_buffers
 from orchestrator.worker.model.calls import Call, Given
+from orchestrator.worker.model.layer_modes import modes_of, put_back
 from orchestrator.worker.model.micro_batches import MicroBatch, MicroBatches
 from orchestrator.worker.model.optimizer_calls import OptimizerCalls
 from orchestrator.worker.model.output_checks import (
@@ -371,12 +372,11 @@ class PipelineAdapter:
     def _evaluated_loss(self, batch: Any, updates: int, model: torch.nn.Module) -> Any:
         """As `_loss`, for a validation batch. The metrics behind it find the modes as they were, also where it has called
         train(), as that of an adversarial training does behind its attack."""
-        modes = [(module, module.training) for module in model.modules()]
+        modes = modes_of(model)
         returned = kept(self._loss(batch, updates, model))
-        for module, training in modes:
-            if module.training is not training:
-                self.leaves_evaluation = self.leaves_evaluation or not training
-                module.training = training
+        if any(module.training and not training for module, training in modes):
+            self.leaves_evaluation = True
+        put_back(modes)
         return returned
 
     def summarized(self, metrics: dict[str, float]) -> dict[str, float]:
