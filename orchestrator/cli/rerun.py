@@ -43,6 +43,16 @@ def _said(done: Rerun | Audited | SweepRerun, who: str, arguments: Arguments) ->
     if done.text:
         console.tell(f"{who} {done.rerun_of}\n{done.text}")
     if done.error is not None:
-        whose = "" if done.text else f"the repetition of {who.split()[-1]} {done.rerun_of} failed: "
-        console.tell(f"error: {whose}{done.error}")
+        console.tell(f"error: {done.error if done.text else _failed(done, who)}")
     return ended(done.exit_code, done.as_dict(), arguments)
+
+
+def _failed(done: Rerun | Audited | SweepRerun, who: str) -> str:
+    """The end of a repetition that came to nothing. One that had begun has told its error itself."""
+    repetition = f"the repetition of {who.split()[-1]} {done.rerun_of} failed"
+    begun = done.sweep_id if isinstance(done, SweepRerun) else done.run_id
+    return (
+        f"{repetition}, so nothing is compared; its error stands above"
+        if begun is not None
+        else f"{repetition}: {done.error}"
+    )

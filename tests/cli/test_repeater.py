@@ -11,12 +11,14 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.cli.rerun import _failed
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.child_process import Done
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.experiments.rerun.repeater import Reached, Repeater, _variables
+from orchestrator.experiments.rerun.repetition import _original
 from orchestrator.experiments.rerun.run import Rerun, _replay, read_beside, undisturbed, unshown, why_not
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.environment import region
@@ -69,6 +71,26 @@ def test_a_run_that_failed_before_its_first_step_has_nothing_to_repeat(tmp_path:
         _replay(original)
     original.files.trace.write_text('{"step": 0}\n')
     assert _replay(original) == []
+
+
+@pytest.mark.parametrize("verdict", [None, "exact"])
+def test_after_failed_repetitions_last_is_the_run_that_they_repeat(verdict: str | None) -> None:
+    """As a user types the same command once more, who has mended what failed."""
+    past = {
+        name: Past(name, "a run", "default", "FAILED", 0, 5, {}, None, of, told)
+        for name, of, told in [("1", None, None), ("2", "1", None), ("3", "2", verdict)]
+    }
+    store = cast(Any, SimpleNamespace(find=lambda name: past["3" if name == "last" else name]))
+    told: list[str] = []
+    assert _original("last", store, told.append) == ("3" if verdict else "1")
+    assert [sentence[:16] for sentence in told] == ([] if verdict else ["3 is a repetitio"])
+    assert _original("3", store, told.append) == "3", "by its own name it is meant itself"
+
+
+@pytest.mark.parametrize("begun", [None, "4567"])
+def test_the_error_of_a_repetition_that_had_begun_is_not_told_twice(begun: str | None) -> None:
+    done = Rerun(begun, "0123", None, error=ConfigurationError(["no module named 'hidden'"], "mend it"))
+    assert ("no module named" in _failed(done, "run 4567 repeats run")) == (begun is None)
 
 
 AT_SITES = (

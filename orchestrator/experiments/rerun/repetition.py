@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.driver.folders import project_folder
@@ -14,6 +14,7 @@ from orchestrator.experiments.rerun.run import Rerun, RerunRequest, rerun
 from orchestrator.experiments.rerun.sweep import SweepRerun, rerun_sweep
 from orchestrator.experiments.sweep.record import find_sweep
 from orchestrator.provenance.crates import crate
+from orchestrator.provenance.tracking import Store
 
 _ENVIRONMENTS = ("check", "ignore", "rebuild")
 
@@ -45,11 +46,29 @@ def repeat(name: str, overrides: Sequence[str], uri: str | None, wanted: RerunRe
     _require_one_kind(wanted)
     past = None
     if not crate.is_crate(name) and wanted.key is None:
-        past = find_sweep(name, unsent.opened(uri, project_folder(Path.cwd()), name, for_stream().say))
+        say = for_stream().say
+        store = unsent.opened(uri, project_folder(Path.cwd()), name, say)
+        name = _original(name, store, say)
+        past = find_sweep(name, store)
     if past is None:
         return rerun(name, overrides, uri, wanted)
     _require_whole(wanted)
     return rerun_sweep(past, overrides, uri, check_environment=wanted.check_environment, trusted=wanted.trusted)
+
+
+def _original(name: str, store: Store, say: Callable[[str], None]) -> str:
+    """The run that is repeated: for `last`, if that is a repetition which did not come to its end, the one that it repeats.
+    Raises UsageError and ConfigurationError."""
+    if name != "last":
+        return name
+    past = newest = store.find(name)
+    while past.rerun_of is not None and past.verdict is None:
+        past = store.find(past.rerun_of)
+    if past is not newest:
+        say(
+            f"{newest.run_id} is a repetition that did not come to its end: {past.run_id}, which it repeats, is repeated"
+        )
+    return past.run_id
 
 
 def _require_one_kind(wanted: RerunRequest) -> None:
