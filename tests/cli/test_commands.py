@@ -291,7 +291,7 @@ def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, code: str, monkeyp
     _without_store(monkeypatch)
     monkeypatch.setattr("orchestrator.experiments.rerun.repetition.find_sweep", lambda _name, _store: object())
     with refused(code):
-        COMMANDS["rerun"].run(Arguments("last", (given,), 0.0))
+        COMMANDS["rerun"].run(Arguments("0123", (given,), 0.0))
 
 
 def _without_store(monkeypatch: pytest.MonkeyPatch) -> None:
