@@ -226,6 +226,7 @@ class Worker:
                 runs_of_its_own.note(),
                 proof.note_on_untrained(self._workload),
                 proof.note_on_modes(self._workload),
+                proof.note_on_weight(self._workload),
             )
             for note in filter(None, found):
                 self._services.emit({"event": "device", "why": note})

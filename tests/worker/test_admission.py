@@ -184,6 +184,27 @@ def test_a_loss_that_evaluates_in_training_mode_is_told(minds: bool, told: int) 
     assert [each.partition(",")[0] for each in why] == ["loss() calls train() in an evaluation"] * told
 
 
+class Paired(p.Small):
+    """Its loss returns a pair: with the rows, or with how sure the model is."""
+
+    def __init__(self, rows_count: bool) -> None:
+        super().__init__()
+        self.rows_count = rows_count
+
+    def loss(self, model: Any, batch: p.Batch) -> Any:
+        sure = model(batch[0]).softmax(1).amax(1).mean().detach()
+        return super().loss(model, batch), len(batch[0]) if self.rows_count else sure
+
+
+@pytest.mark.parametrize(("rows_count", "told"), [(True, 0), (False, 1)])
+def test_a_metric_that_counts_as_the_weight_is_told(rows_count: bool, told: int) -> None:
+    said: list[Any] = []
+    settings = settings_for(Paired, args={"rows_count": rows_count})
+    Worker(resolve(settings), LocalRegions(), ProcessServices(emit=said.append)).prepare()
+    why = [each["why"] for each in said if each.get("event") == "device"]
+    assert [each.partition(",")[0] for each in why] == ["loss() returns a pair"] * told
+
+
 class Viewing(p.Small):
     """Has a view of a parameter from model(). reads: what computes with it."""
 

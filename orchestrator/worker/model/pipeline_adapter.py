@@ -8,6 +8,7 @@ Three parts beside it call the user's code for one purpose each: `training_sampl
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Collection, Iterator, Sequence
@@ -75,6 +76,7 @@ class PipelineAdapter:
         self._weighs = data.privacy is None
         self.graphs: ShardGraphs | None = None  # where micro-batches are recorded
         self.leaves_evaluation = False  # whether loss() has put a validation batch's layer into training mode
+        self.least_weight = math.inf  # of the micro-batches that were looked at, beside 0
         attendance = Attendance(data, sites)
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
@@ -250,6 +252,7 @@ class PipelineAdapter:
             loss, weight = mean_and_weight(returned, rows, where)
             if weight == 0:
                 return None
+            self.least_weight = min(self.least_weight, weight)
             if graphs is None and not self._staging.answers_late:
                 check_finite(loss.item(), where)
             try:
