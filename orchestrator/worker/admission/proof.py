@@ -311,14 +311,14 @@ def note_on_modes(workload: PipelineAdapter) -> str | None:
 
 
 def note_on_weight(workload: PipelineAdapter) -> str | None:
-    """Behind the proof, in words, where loss() returns a pair whose second part may be a share of the rows, such as an accuracy,
-    which trains another model as a weight."""
+    """Behind the proof, in words, where loss() returns a pair whose second part may be a metric, such as an accuracy: as a
+    weight it trains another model."""
     weight = workload.least_weight
     if weight >= 1:
         return None
     return (
-        f"loss() returns a pair, and its second part, {weight:.4g}, is the weight of the micro-batch, in place of its rows; if it "
-        "is a metric, such as an accuracy, return the loss alone, and the metric from metrics()"
+        f"loss() returns a pair, and its second part, {weight:.4g}, is the weight of the micro-batch, in place of its rows; if "
+        "it is a metric, such as an accuracy, return the loss alone, and the metric from metrics()"
     )
 
 
