@@ -246,7 +246,7 @@ EXAMPLES = [
         "checkpoint_failed",
         {"step": 5, "why": "w"},
         {"step": 5, "why": "w"},
-        ("warning: the checkpoint of step 5 could not be written, training goes on: w",),
+        ("warning: the checkpoint of step 5 could not be written, the run goes on without it: w",),
     ),
     Example("checkpoint_passed_over", {"why": "w"}, {"why": "w"}, ("warning: w",)),
     Example(

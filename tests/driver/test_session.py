@@ -695,7 +695,7 @@ def test_no_checkpoint_stands_behind_a_trace_that_is_not_on_the_disk(
     catalog.commit.assert_not_called()
     assert played.outcome.checkpoint is None
     assert played.shown[0] == (
-        "warning: the checkpoint of step 1 could not be written, training goes on: the record is not on the disk: "
+        "warning: the checkpoint of step 1 could not be written, the run goes on without it: the record is not on the disk: "
         "No space left on device"
     )
 

@@ -289,7 +289,7 @@ EVENTS: Mapping[str, EventType] = {
     ),
     "checkpoint_failed": EventType(
         only("step", "why"),
-        say("warning: the checkpoint of step {step} could not be written, training goes on: {why}"),
+        say("warning: the checkpoint of step {step} could not be written, the run goes on without it: {why}"),
     ),
     "checkpoint_passed_over": EventType(only("why"), say("warning: {why}")),
     # what a member reports
