@@ -351,6 +351,8 @@ class Worker:
         if not self._services.is_first:
             self._workload.batches.read_otherwise()
         reference = proof.reference(self._workload, replica, anew=anew, compiles=compute.compiled)
+        if self._services.is_first:
+            proof.try_single_row(self._workload, replica, self._steps())
         if compute.device == "cuda":
             with inductor.left_out() if compute.compiled else nullcontext():
                 self._flops_per_sample = proof.flops_per_sample(self._workload, replica)

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import _get_current_function_mode_stack
 
 from orchestrator.config.resolve import resolve
-from orchestrator.errors import Inconsistent
+from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.determinism import FILL, left_as_it_was, prepare_thread
 from orchestrator.optim.optimizers import OPTIMIZERS, build
 from orchestrator.worker.admission import portability, proof
@@ -203,6 +204,23 @@ def test_a_metric_that_counts_as_the_weight_is_told(rows_count: bool, told: int)
     Worker(resolve(settings), LocalRegions(), ProcessServices(emit=said.append)).prepare()
     why = [each["why"] for each in said if each.get("event") == "device"]
     assert [each.partition(",")[0] for each in why] == ["loss() returns a pair"] * told
+
+
+class NormalisedRows(p.Small):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(p.FEATURES), super().model())
+
+
+def _prepared(steps: int) -> None:
+    Worker(resolve(settings_for(NormalisedRows, steps=steps)), LocalRegions(), ProcessServices()).prepare()
+
+
+def test_a_single_row_at_the_end_of_an_epoch_is_tried_before_the_first_step() -> None:
+    """The third step has 2 of 22 rows for 5 shards. The first epoch may take hours."""
+    _prepared(steps=2)
+    with pytest.raises(PipelineRaised, match=r"\(step 2, shard 2\)") as found:
+        _prepared(steps=3)
+    assert found.value.remedy.startswith("batch normalisation needs two rows")
 
 
 class Viewing(p.Small):

@@ -110,6 +110,19 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
     return first or ""
 
 
+def try_single_row(workload: PipelineAdapter, replica: Replica, steps: int) -> None:
+    """Compute the micro-batch of a run of `steps` that the end of an epoch leaves a single row, which batch normalisation or a
+    squeeze() may not take: else that is known when the first epoch is trained. Raises PipelineRaised, NonFinite."""
+    found = workload.samples.single_row(steps)
+    if found is None:
+        return
+    replica.begin_shard()
+    with whole_gradients(parameters_of(replica), _free):
+        workload.loss(*found)
+    replica.forget()
+    replica.begin_shard()
+
+
 def operators(workload: PipelineAdapter, replica: Replica) -> set[str]:
     """The operators of torch that the first micro-batch and the first validation batch use; none of a batch that fails, as its
     step will."""

@@ -129,6 +129,13 @@ class TrainingSamples:
         )
         return range(step * self.steps_per_round, step * self.steps_per_round + local)
 
+    def single_row(self, steps: int) -> tuple[int, int] | None:
+        """The (step, shard) of a micro-batch that the end of the first epoch leaves a single row, in a run of `steps`; None
+        where there is none, or other epochs end otherwise."""
+        if self._in_rounds or not isinstance(self.order, Epochs) or (last := self.order.steps_per_epoch - 1) >= steps:
+            return None
+        return next(((last, shard) for shard in self.attendance.own if len(self.indices(last, shard)) == 1), None)
+
     def rounds(self, steps: int) -> range:
         """The borders between the steps of a run of `steps`, counted in micro-batches of a shard."""
         return range(0, steps * self.steps_per_round + 1, self.steps_per_round)
