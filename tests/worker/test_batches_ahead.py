@@ -95,12 +95,15 @@ def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> See
 
 
 def _watch(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
-    run, fetch, drop = worker.Worker.run, MicroBatches.fetch, MicroBatches.drop_following
+    fetch, drop = MicroBatches.fetch, MicroBatches.drop_following
     begin = MicroBatches.begin_following
 
-    def watched(each: Any, *arguments: Any) -> Any:
-        with seen.ordered.watched():
-            return run(each, *arguments)
+    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def within(each: Any, *arguments: Any) -> Any:
+            with seen.ordered.watched():
+                return method(each, *arguments)
+
+        return within
 
     def fetched(batches: Any, micro_batch: Any) -> Arriving:
         before = batches._following
@@ -119,7 +122,8 @@ def _watch(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
             seen.held.append(batches._following[0])
         drop(batches)
 
-    monkeypatch.setattr(worker.Worker, "run", watched)
+    for name in ("prepare", "run"):
+        monkeypatch.setattr(worker.Worker, name, watched(getattr(worker.Worker, name)))
     monkeypatch.setattr(MicroBatches, "fetch", fetched)
     monkeypatch.setattr(MicroBatches, "begin_following", begun)
     monkeypatch.setattr(MicroBatches, "drop_following", dropped)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.nn.modules import batchnorm
 
 from orchestrator.adapters.adapted import Adapted
 from orchestrator.checkpoint.state import digest as digest_of
@@ -111,9 +112,11 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
 
 
 def try_single_row(workload: PipelineAdapter, replica: Replica, steps: int) -> None:
-    """Compute the micro-batch of a run of `steps` that the end of an epoch leaves a single row, which batch normalisation or a
-    squeeze() may not take: else that is known when the first epoch is trained. Raises PipelineRaised, NonFinite."""
-    found = workload.samples.single_row(steps)
+    """Compute the micro-batch of a run of `steps` that the end of an epoch leaves a single row, where batch normalisation may
+    not take it: else that is known when the first epoch is trained. Not for a loss that does otherwise in a later step. Raises
+    PipelineRaised, NonFinite."""
+    normalises = any(isinstance(each, batchnorm._BatchNorm) and each.training for each in workload.model.modules())
+    found = workload.samples.single_row(steps) if normalises and not workload.takes_step else None
     if found is None:
         return
     replica.begin_shard()
