@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.nn.modules import batchnorm
 
 from orchestrator.adapters.adapted import Adapted
 from orchestrator.checkpoint.state import digest as digest_of
@@ -32,6 +31,7 @@ from orchestrator.pipeline import naming
 from orchestrator.worker.admission import state_detection, varying_operation
 from orchestrator.worker.admission.varying_operation import Difference
 from orchestrator.worker.between_steps import evaluation
+from orchestrator.worker.model import construction
 from orchestrator.worker.model.held_memory import hold_memory
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
 from orchestrator.worker.model.replica import Replica, parameters_of, whole_gradients
@@ -115,8 +115,9 @@ def try_single_row(workload: PipelineAdapter, replica: Replica, steps: int) -> N
     """Compute the micro-batch of a run of `steps` that the end of an epoch leaves a single row, where batch normalisation may
     not take it: else that is known when the first epoch is trained. Not for a loss that does otherwise in a later step. Raises
     PipelineRaised, NonFinite."""
-    normalises = any(isinstance(each, batchnorm._BatchNorm) and each.training for each in workload.model.modules())
-    found = workload.samples.single_row(steps) if normalises and not workload.takes_step else None
+    if workload.takes_step or not construction.normalised_by_batch(workload.model):
+        return
+    found = workload.samples.single_row(steps)
     if found is None:
         return
     replica.begin_shard()

@@ -272,9 +272,14 @@ def _notes_on_compiling(model: torch.nn.Module, plan: Plan) -> list[str]:
     return notes
 
 
+def normalised_by_batch(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The layers whose results depend on the other rows of a micro-batch."""
+    return [each for each in model.modules() if isinstance(each, batchnorm._BatchNorm) and each.training]
+
+
 def _notes_on_rows(model: torch.nn.Module, plan: Plan) -> list[str]:
     rows = plan.data.batch_size.least / plan.data.shards
-    layers = [each for each in model.modules() if isinstance(each, batchnorm._BatchNorm) and each.training]
+    layers = normalised_by_batch(model)
     notes = []
     if layers and rows < _FEW_ROWS:
         notes.append(
