@@ -58,7 +58,7 @@ OF_TORCH = {
     "numerics/portable/operator_overrides.py": "the LSTM beneath torch.lstm",
     "optim/by_element.py": "whether an optimizer has hooks",
     "optim/aside.py": "whether an optimizer changes a tensor that it keeps aside",
-    "optim/optimizers.py": "whether an optimizer changes buffers of the model, or a tensor that it keeps",
+    "optim/optimizer_state.py": "whether an optimizer changes buffers of the model, or a tensor that it keeps",
     "provenance/environment/node.py": "where torch's libraries lie",
     "worker/admission/beginning.py": "whether a tensor has been written in place",
     "worker/admission/state_detection.py": "what a module holds, and whether it was changed",

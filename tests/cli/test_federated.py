@@ -30,7 +30,7 @@ def test_the_commands_of_the_page(digits: Project) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE))
 def test_the_optimizers_of_the_page_are_on_offer(optimizer: str) -> None:
-    from orchestrator.optim import optimizers
+    from orchestrator.optim import optimizer_laws
 
     options = yaml.safe_load(optimizer.replace("1e-3", "0.001"))
-    assert optimizers.problems(options.pop("name"), options) == []
+    assert optimizer_laws.problems(options.pop("name"), options) == []

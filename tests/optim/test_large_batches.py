@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from orchestrator.common.values import Steps
 from orchestrator.optim.lamb import Lamb
 from orchestrator.optim.lars import Lars
-from orchestrator.optim.optimizers import OPTIMIZERS, broken, build, kept_aside, problems
+from orchestrator.optim.optimizer_laws import broken, problems
+from orchestrator.optim.optimizer_state import kept_aside
+from orchestrator.optim.optimizers import OPTIMIZERS, build
 from orchestrator.optim.scaling import Scaling
 from tests.optim.other import CASES, parameters, reference, trained
 

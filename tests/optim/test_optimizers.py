@@ -12,16 +12,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from orchestrator.optim import optimizers
-from orchestrator.optim.optimizers import (
-    OPTIMIZERS,
-    build,
-    check,
-    kept_aside,
-    marks_of_all_else,
-    model_marks,
-    problems,
-)
+from orchestrator.optim import optimizer_state, optimizers
+from orchestrator.optim.optimizer_laws import check, problems
+from orchestrator.optim.optimizer_state import kept_aside, marks_of_all_else, model_marks
+from orchestrator.optim.optimizers import OPTIMIZERS, build
 from orchestrator.pipeline import Pipeline
 from tests.refusals import refused
 
@@ -372,14 +366,14 @@ def test_what_a_checkpoint_would_have_twice_is_refused() -> None:
     optimizer = Counting([weight, bias], "defaults")
     shared = torch.ones(())
     optimizer.state[weight]["shared"] = optimizer.state[bias]["shared"] = shared
-    optimizers.refuse_shared(optimizer, model)  # one that never changes is the same in two places
+    optimizer_state.refuse_shared(optimizer, model)  # one that never changes is the same in two places
     shared += 1
     with refused("optimizer.shared-state", "shared"):
-        optimizers.refuse_shared(optimizer, model)
+        optimizer_state.refuse_shared(optimizer, model)
     optimizer.state.clear()
     optimizer.param_groups[0]["slow"] = [bias.detach()]
     with refused("optimizer.keeps-parameter", "slow"):
-        optimizers.refuse_shared(optimizer, model)
+        optimizer_state.refuse_shared(optimizer, model)
 
 
 def test_gradients_that_a_group_keeps_are_copied() -> None:
@@ -387,7 +381,7 @@ def test_gradients_that_a_group_keeps_are_copied() -> None:
     optimizer = Counting(model.parameters(), "defaults")
     gradients = torch.ones(4)
     optimizer.param_groups[0]["last"] = {0: gradients.view(2, 2)}
-    optimizers.keep_own(optimizer, gradients)
+    optimizer_state.keep_own(optimizer, gradients)
     gradients += 1
     assert torch.equal(optimizer.param_groups[0]["last"][0], torch.ones(2, 2))
 

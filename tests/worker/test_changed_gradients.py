@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.optim.optimizers import problems
+from orchestrator.optim.optimizer_laws import problems
 from orchestrator.worker.model.watched_step import Step, take
 from tests.worker import pipelines as p
 from tests.worker.runs import Layout, assert_same_run, train

@@ -19,7 +19,8 @@ from orchestrator.checkpoint.storage import LocalFolder, Storage
 from orchestrator.checkpoint.writer import PartWriter
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest
-from orchestrator.optim.optimizers import OPTIMIZERS, build, problems
+from orchestrator.optim.optimizer_laws import problems
+from orchestrator.optim.optimizers import OPTIMIZERS, build
 from orchestrator.worker.model import snapshot
 from orchestrator.worker.model.replica import Replica
 from orchestrator.worker.model.snapshot import capture, restore, rows_of, transforms_of

@@ -38,7 +38,7 @@ from orchestrator.driver.preflight import private, visible_cards
 from orchestrator.driver.preflight.visible_cards import Visible
 from orchestrator.errors import ConfigurationError, NotRerunnable, bulleted, code_of, coded
 from orchestrator.numerics import cuda, determinism, inductor, torch_names
-from orchestrator.optim import contribution_laws, optimizers, schedule_laws
+from orchestrator.optim import contribution_laws, optimizer_laws, schedule_laws
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions import laws as compression_laws
 from orchestrator.optim.contributions import CONTRIBUTIONS
@@ -311,12 +311,12 @@ def _pipeline_problems(settings: Settings) -> list[str]:
                 )
             ]
         )
-    return optimizers.problems(section.name, section.options)
+    return optimizer_laws.problems(section.name, section.options)
 
 
 def _local_problems(settings: Settings) -> list[str]:
     section = settings.local.optimizer
-    found = [] if section.name is None else optimizers.problems(section.name, section.options)
+    found = [] if section.name is None else optimizer_laws.problems(section.name, section.options)
     return [coded(code_of(problem), f"local.{problem}") for problem in found]
 
 

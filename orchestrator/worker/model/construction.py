@@ -27,7 +27,7 @@ from orchestrator.numerics import float32_precision, inductor
 from orchestrator.numerics.determinism import filled, left_as_it_was
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.streams import seed_of, seeded
-from orchestrator.optim import optimizers
+from orchestrator.optim import optimizer_laws, optimizers
 from orchestrator.optim.compressions import COMPRESSIONS
 from orchestrator.optim.compressions.codec import Codec, Means, Model
 from orchestrator.optim.contributions import CONTRIBUTIONS
@@ -119,12 +119,12 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
                 ["optimizer: required, because the pipeline has no optimizer()"], code="optimizer.required"
             )
         return optimizers.build(variant.name, variant.options, model)
-    schedulers = nullcontext() if isinstance(pipeline, Adapted) else optimizers.without_schedulers()
+    schedulers = nullcontext() if isinstance(pipeline, Adapted) else optimizer_laws.without_schedulers()
     with naming("optimizer()"), seeded(plan.run.seed, "optimizer"), schedulers, filled():
         optimizer = pipeline.optimizer(model)
     with naming("reading the param_groups of the optimizer"):
         optimizers.with_plain_numbers(optimizer)
-        optimizers.check(optimizer, model)
+        optimizer_laws.check(optimizer, model)
     assert optimizer is not None
     return optimizers.fused(optimizer)
 
@@ -330,7 +330,7 @@ def _notes_on_left_out(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
 def _notes_on_unread(optimizer: torch.optim.Optimizer) -> list[str]:
     """A factor of a group, for a loop that multiplies rates by it, does nothing where that loop is left out, nor does an option
     whose name is misspelled, and nothing fails."""
-    unread = optimizers.unread_options(optimizer)
+    unread = optimizer_laws.unread_options(optimizer)
     if not unread:
         return []
     kind = type(optimizer).__name__

@@ -15,7 +15,7 @@ import torch
 from orchestrator.config.plan import Variant
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics import streams
-from orchestrator.optim import optimizers
+from orchestrator.optim import optimizer_state, optimizers
 from orchestrator.pipeline import Pipeline, has_rate, naming
 from orchestrator.worker.model import watched_step
 from orchestrator.worker.model.output_checks import number_of
@@ -86,7 +86,7 @@ class OptimizerCalls:
             watched_step.settle(optimizer, self._model, places)
         if replayed:
             found = (parameter.grad for parameter in self._model.parameters())
-            optimizers.keep_own(optimizer, *(gradient for gradient in found if gradient is not None))
+            optimizer_state.keep_own(optimizer, *(gradient for gradient in found if gradient is not None))
 
     def optimize(
         self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor, act: Callable[[], object]

@@ -26,7 +26,7 @@ from orchestrator.checkpoint.state import TrainingState, pack, unpack
 from orchestrator.common import card_faults, gpu_memory
 from orchestrator.errors import Inconsistent, is_out_of_memory
 from orchestrator.numerics.byte_layout import same_bits
-from orchestrator.optim import optimizers
+from orchestrator.optim import optimizer_state
 from orchestrator.optim.transforms import State
 from orchestrator.pipeline import naming
 
@@ -179,7 +179,7 @@ def _put_back(tree: dict[str, Any], model: torch.nn.Module, optimizer: torch.opt
 def as_saved(group: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a group, functions and types by their names."""
     return {
-        name: getattr(value, "__qualname__", str(value)) if optimizers.is_constant(value) else value
+        name: getattr(value, "__qualname__", str(value)) if optimizer_state.is_constant(value) else value
         for name, value in group.items()
     }
 
@@ -189,7 +189,7 @@ def as_own(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     and types."""
     return {
         **saved,
-        **{name: value for name, value in own.items() if name == "fused" or optimizers.is_constant(value)},
+        **{name: value for name, value in own.items() if name == "fused" or optimizer_state.is_constant(value)},
     }
 
 
@@ -266,7 +266,7 @@ def _check_optimizer(saved: Any, present: dict[str, Any], optimizer: torch.optim
                 code="checkpoint.state-group-parameters",
             )
         options = theirs.keys() ^ ours.keys()
-        if optimizers.adds_options(optimizer):
+        if optimizer_state.adds_options(optimizer):
             options = (ours.keys() - theirs.keys()) & optimizer.defaults.keys()
         if options:
             raise Inconsistent(

@@ -11,8 +11,8 @@ import torch
 
 from orchestrator.errors import PipelineRaised, RunFailed
 from orchestrator.numerics import streams
-from orchestrator.optim import optimizers
-from orchestrator.optim.optimizers import kept_aside
+from orchestrator.optim import optimizer_laws, optimizer_state, optimizers
+from orchestrator.optim.optimizer_state import kept_aside
 from orchestrator.pipeline import naming
 from orchestrator.worker.model import snapshot
 
@@ -61,11 +61,11 @@ def _take(this: Step, act: Callable[[], object]) -> None:
 
 def _take_watched(this: Step, act: Callable[[], object]) -> None:
     step, _, optimizer, model = this
-    aside, options = kept_aside(optimizer, model), optimizers.options(optimizer)
+    aside, options = kept_aside(optimizer, model), optimizer_state.options(optimizer)
     marks, places = _marks(this), places_of(model)
     _take(this, act)
-    optimizers.keep_own(optimizer)  # gradients are its own already: refuses what no checkpoint could hold
-    optimizers.refuse_shared(optimizer, model)
+    optimizer_state.keep_own(optimizer)  # gradients are its own already: refuses what no checkpoint could hold
+    optimizer_state.refuse_shared(optimizer, model)
     settle(optimizer, model, places)
     for name, after in kept_aside(optimizer, model).items():
         if after != aside.get(name):
@@ -73,7 +73,7 @@ def _take_watched(this: Step, act: Callable[[], object]) -> None:
                 f"the optimizer changed its {name} (step {step}), which no checkpoint and no worker that joins "
                 "would have",
                 _SHARING
-                if optimizers.has_others(optimizer)
+                if optimizer_state.has_others(optimizer)
                 else "keep it in optimizer.state[parameter] or param_groups, or in frozen parameters of the model",
                 code="optimizer.attribute",
             )
@@ -85,8 +85,8 @@ def _take_watched(this: Step, act: Callable[[], object]) -> None:
                 "(requires_grad=False, in model()), and what is to be trained no more a group with lr=0 and weight_decay=0",
                 code="optimizer.changes-model",
             )
-    now = optimizers.options(optimizer)
-    strange = optimizers.strange_option(optimizer, options, now)
+    now = optimizer_state.options(optimizer)
+    strange = optimizer_state.strange_option(optimizer, options, now)
     if strange is not None:
         raise PipelineRaised(
             f"the optimizer added, removed or exchanged {strange!r} in its param_groups (step {step})",
@@ -105,9 +105,9 @@ def _take_watched(this: Step, act: Callable[[], object]) -> None:
 def _marks(this: Step) -> dict[str, object]:
     """Marks of the parts of the model that a step may not change. All that its layers hold is looked at in the first steps, and
     in one of each doubling."""
-    marks = optimizers.model_marks(this.optimizer, this.model)
+    marks = optimizer_state.model_marks(this.optimizer, this.model)
     if this.number & (this.number - 1) == 0:
-        marks |= optimizers.marks_of_all_else(this.optimizer, this.model)
+        marks |= optimizer_state.marks_of_all_else(this.optimizer, this.model)
     return marks
 
 
@@ -131,7 +131,7 @@ def settle(optimizer: torch.optim.Optimizer, model: torch.nn.Module, places: Seq
                 code="optimizer.changes-shape",
             )
     if moved:
-        optimizers.keep_own(optimizer, *(place for *_, place in moved))  # a state may have got the former memory
+        optimizer_state.keep_own(optimizer, *(place for *_, place in moved))  # a state may have got the former memory
     for _, parameter, place in moved:
         place.copy_(parameter.clone())  # which may be another view of the same memory
         parameter.data = place
@@ -164,7 +164,7 @@ def refuse_unfit(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed:
             if not error.details:
                 raise
             if _wants_closure(optimizer):
-                raise optimizers.unfit(optimizer) from error
+                raise optimizer_laws.unfit(optimizer) from error
             return
     try:
         snapshot.capture(model, optimizer, {})

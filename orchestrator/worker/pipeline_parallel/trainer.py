@@ -27,7 +27,7 @@ from orchestrator.numerics import foreach
 from orchestrator.numerics.batches import copied
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer, Staging
-from orchestrator.optim import optimizers
+from orchestrator.optim import optimizer_state
 from orchestrator.optim.clipping import Norm
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState, SecondVote
@@ -108,7 +108,7 @@ class StageTrainer:
             links.refresh(self._parts.held)
         self._summation.clear()
         self._parts.workload.batches.plan([step], links.shards)
-        options = optimizers.options(self._updater.optimizer)
+        options = optimizer_state.options(self._updater.optimizer)
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
         self._faults = {}
         self._second_pass.begin(step)
@@ -295,7 +295,7 @@ class StageTrainer:
         """Changes that the user's code made while the shards were computed are attributed to the last of them."""
         try:
             self._parts.replica.check_step()
-            optimizers.check_unchanged(self._updater.optimizer, options)
+            optimizer_state.check_unchanged(self._updater.optimizer, options)
         except PipelineRaised as error:
             self._faults.setdefault(self._links.shards[-1], error)
 

@@ -27,7 +27,7 @@ from orchestrator.numerics import exact
 from orchestrator.numerics.grid import Grid
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import HostTransfer
-from orchestrator.optim import optimizers
+from orchestrator.optim import optimizer_state
 from orchestrator.optim.privacy.keys import Keys
 from orchestrator.optim.privacy.quantization_grid import QuantizationGrid, loss_on_grid, mean_loss
 from orchestrator.optim.transforms import State
@@ -155,7 +155,7 @@ class ClippedTrainer(LocalTrainer):
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
         self._clipped.clear()
-        self._options = optimizers.options(self._updater.optimizer)
+        self._options = optimizer_state.options(self._updater.optimizer)
         self._fault = None
         self._counters = self._replica.counter_values()
         for shard in self._shards:

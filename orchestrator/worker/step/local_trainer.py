@@ -18,7 +18,7 @@ from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics import exact
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer
-from orchestrator.optim import optimizers
+from orchestrator.optim import optimizer_state
 from orchestrator.optim.transforms import Gradients
 from orchestrator.records import trace
 from orchestrator.worker.between_steps.run_state import RunState
@@ -106,7 +106,7 @@ class LocalTrainer:
         if not attempt:
             self._step_assignment = self._gradients.step_assignment(step, self._assigned)
         self._gradients.plan(step, self._shards if attempt else self._step_assignment[self._rank])
-        self._options = optimizers.options(self._updater.optimizer)
+        self._options = optimizer_state.options(self._updater.optimizer)
         tally = Tally(self._replica, counters_agree=self._gradients.counters_agree)
         self._left = tally.left
         fault, last = self._add_all(step, attempt, grid, tally)
@@ -304,7 +304,7 @@ class LocalTrainer:
         is attributed to the last shard."""
         try:
             self._replica.check_step()
-            optimizers.check_unchanged(self._updater.optimizer, self._options)
+            optimizer_state.check_unchanged(self._updater.optimizer, self._options)
         except PipelineRaised as error:
             return self._shards[-1], error
         return None

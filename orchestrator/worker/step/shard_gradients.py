@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from orchestrator.optim import optimizers
+from orchestrator.optim import optimizer_state
 from orchestrator.optim.transforms import Chain, State
 from orchestrator.pipeline import naming
 from orchestrator.worker.model.pipeline_adapter import PipelineAdapter
@@ -78,7 +78,7 @@ class ShardGradients:
             if self.keeps_state:
                 # A recording writes the next gradients to the same place.
                 shared = [each for each in tensors if each is not None] if self.workload.replayed else []
-                self.states.stage(shard, optimizers.apart(state, shared))
+                self.states.stage(shard, optimizer_state.apart(state, shared))
             tensors = [*gradients, *tensors[count:]]
         return Contribution(*computed, tensors)
 
