@@ -122,6 +122,7 @@ class Graph:
         assert self.card is not None
         assert self.began_with is not None
         assert not self.card.writes_seeds, "those of a replay may be written over"
+        self.card.stream.is_busy = True
         self.card.require([self.began_with, *self.states])
         self.card.drawn.append([state.initial_seed() for state in self.states])
 
@@ -148,6 +149,10 @@ class Generator:
 class Stream:
     def __init__(self) -> None:
         self.waited_for: list[Any] = []
+        self.is_busy = False
+
+    def synchronize(self) -> None:
+        self.is_busy = False
 
     def wait_stream(self, stream: Any) -> None:
         self.waited_for.append(stream)
@@ -161,6 +166,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> Card:
         "current_stream": lambda: card.stream,
         "set_stream": lambda stream: setattr(card, "stream", stream),
         "synchronize": card.synchronize,
+        "is_current_stream_capturing": lambda: card.capturing,
         "empty_cache": lambda: None,
         "CUDAGraph": Graph,
         "graph": card.capture,

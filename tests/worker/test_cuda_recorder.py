@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,20 @@ def test_what_a_recording_reads_is_held_though_its_code_lets_it_go(
     assert made[-1]() is None
     del repeating
     assert read[-1]() is None
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_recording_that_is_let_go_has_done_what_it_was_told(
+    monkeypatch: pytest.MonkeyPatch, *, in_turn: bool
+) -> None:
+    """torch gives its memory back without a wait for the stream of its replays, which would read there still."""
+    card, recorder, busy = patched(monkeypatch), CudaRecorder(), list[bool]()
+    again: Any = partial(recorder.in_turn([card.launch]), [1]) if in_turn else recorder.record(card.launch)[0]
+    weakref.finalize(card.graphs.pop(), lambda: busy.append(card.stream.is_busy))
+    again()
+    assert card.stream.is_busy
+    del again
+    assert busy == [False]
 
 
 @pytest.mark.long

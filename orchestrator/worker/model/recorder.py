@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -158,6 +159,7 @@ class CudaRecorder:
         def again(_held: HoldMemory = held) -> None:
             graph.replay()
 
+        weakref.finalize(again, _settle, graph).atexit = False
         return again
 
     def give_back(self) -> None:
@@ -177,6 +179,14 @@ class CudaRecorder:
             graph.reset()
         generator = torch.cuda.default_generators[device]
         generator.graphsafe_set_state(torch.Generator(generator.device))  # a state that no capture has begun with
+
+
+def _settle(_graph: torch.cuda.CUDAGraph) -> None:
+    """Before a graph is let go: wait for its replays. torch gives its memory back to the driver when it next looks for some. It
+    waits only for the stream of its capture then (`ExpandableSegment.unmapHandles`)."""
+    with suppress(RuntimeError):  # a card that has failed
+        if not torch.cuda.is_current_stream_capturing():  # before a capture all was waited for
+            torch.cuda.current_stream().synchronize()
 
 
 def reason(error: BaseException) -> str:
