@@ -25,7 +25,9 @@ import math
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Annotated, Any, TypeVar
 
 from pydantic.fields import FieldInfo
@@ -243,8 +245,11 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
 
 
 def _hints(entry: Callable[..., Any]) -> dict[str, Any]:
-    """Its annotations; none where they name what only a type checker can import."""
-    try:
-        return typing.get_type_hints(entry.__init__ if inspect.isclass(entry) else entry, include_extras=True)
-    except (NameError, TypeError):
-        return {}
+    """Its annotations, each read by itself: one that names what only a type checker imports leaves the others known."""
+    function = inspect.unwrap(entry.__init__ if inspect.isclass(entry) else entry)
+    found: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        alone = SimpleNamespace(__annotations__={name: annotation}, __globals__=getattr(function, "__globals__", {}))
+        with suppress(NameError, TypeError, AttributeError, SyntaxError):
+            found |= typing.get_type_hints(alone, include_extras=True)
+    return found

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.comm.synchronization import SYNCHRONY
 from orchestrator.comm.topologies import TOPOLOGIES, asks_for_nodes
 from orchestrator.config.plan import Variant
 from orchestrator.config.resolve import resolve
@@ -50,6 +51,7 @@ from orchestrator.config.settings import (
     to_yaml,
 )
 from orchestrator.config.settings.schema import KEYS, TABLES
+from orchestrator.data.sampling.partitions import PARTITIONS
 from orchestrator.errors import ConfigurationError
 from orchestrator.optim.optimizer_names import OPTIMIZER_NAMES
 from orchestrator.optim.optimizers import OPTIMIZERS
@@ -423,13 +425,9 @@ def test_the_mode_of_synchronisation_determines_the_result_with_its_options() ->
     plain, short = given_on_command_line(), given_on_command_line("sync=ssp")
     assert (plain.sync, short.sync) == (Variant("bsp"), Variant("ssp"))
     found = determining(given_on_command_line("sync={name: ssp, staleness: 5}"))
-    assert {key: value for key, value in found.items() if key.startswith("sync.")} == {
-        "sync.name": "ssp",
-        "sync.staleness": 5,
-        "sync.rest_every": None,
-        "sync.threshold": None,
-        "sync.graph": None,
-    }
+    others = dict.fromkeys(f"sync.{option}" for option in SYNCHRONY.known_options())
+    sync = {key: value for key, value in found.items() if key.startswith("sync.")}
+    assert sync == {**others, "sync.name": "ssp", "sync.staleness": 5}
     assert resolve(given_on_command_line("sync={name: ssp, staleness: 5}")).sync == Variant("ssp", {"staleness": 5})
 
 
@@ -523,7 +521,8 @@ WRONG = {
     + there_are("data.partition"),
     "data.partition.alpha=1": "data.partition.alpha: shared has no alpha; dirichlet has",
     "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name?",
-    "data.partition=": "data.partition: has no value; give it keys (name, clients, by, alpha, least, runs) or leave it out",
+    "data.partition=": "data.partition: has no value; give it keys "
+    f"({', '.join(['name', *PARTITIONS.known_options()])}) or leave it out",
     "data.sampling=balance": "data.sampling.name: 'balance' is not on offer; did you mean balanced? "
     + there_are("data.sampling"),
     "schedule.scale=sqrt": "schedule.scale: sqrt needs schedule.base_batch, the batch size that optimizer.lr was chosen for, "

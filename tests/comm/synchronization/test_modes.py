@@ -15,6 +15,7 @@ from orchestrator.comm.synchronization.laws import broken, problems, walk
 from orchestrator.comm.synchronization.mode import Waits, bounded
 from tests.refusals import refused
 
+# Any other option keeps its default.
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "staleness": st.integers(0, 5),
     "threshold": st.floats(1e-6, 1),
@@ -26,7 +27,9 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def modes(draw: st.DrawFn) -> Mode:
     name = draw(st.sampled_from(sorted(SYNCHRONY)))
-    options = {option: draw(OPTIONS[option]) for option in SYNCHRONY.options(name) if draw(st.booleans())}
+    options = {
+        option: draw(OPTIONS[option]) for option in SYNCHRONY.options(name) if option in OPTIONS and draw(st.booleans())
+    }
     return build_mode(name, options)
 
 
