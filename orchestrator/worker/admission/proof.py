@@ -114,15 +114,19 @@ def reference(workload: PipelineAdapter, replica: Replica, *, anew: Anew | None 
 def try_single_row(workload: PipelineAdapter, replica: Replica, steps: int) -> None:
     """Compute the micro-batch of a run of `steps` that the end of an epoch leaves a single row, where batch normalisation may
     not take it: else that is known when the first epoch is trained. Not for a loss that does otherwise in a later step. Raises
-    PipelineRaised, NonFinite."""
+    PipelineRaised."""
     if workload.takes_step or not construction.normalised_by_batch(workload.model):
         return
     found = workload.samples.single_row(steps)
     if found is None:
         return
     replica.begin_shard()
-    with whole_gradients(parameters_of(replica), _free):
-        workload.loss(*found)
+    try:
+        with whole_gradients(parameters_of(replica), _free):
+            workload.loss(*found)
+    except OrchestratorError as error:
+        if error.recurs or isinstance(error.__context__, torch.AcceleratorError):
+            raise  # any other is told by the step
     replica.forget()
     replica.begin_shard()
 
