@@ -16,9 +16,12 @@ import argparse
 import contextlib
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.numerics.determinism import prepare_environment
@@ -33,7 +36,6 @@ from orchestrator.experiments.simulation.calibration import (  # noqa: E402
     Model,
     calibrate,
     predicted,
-    typical,
 )
 
 FITTED = [Layout("ring", 1), Layout("ring", 2), Layout("ring", 4)]
@@ -71,6 +73,22 @@ def measure(settings: Settings, rounds: int, others: list[Layout], quiet: float)
                     tries.append(prober.measure(layout))
                 found[layout].append(min(tries, key=lambda each: each.disturbed))
     return found, model_of(settings), added_s()
+
+
+def typical(points: Sequence[Measured]) -> Measured:
+    """The median of each figure over several runs of one layout, made in turn with others. A virtual machine is now faster
+    and now slower for a minute; the fastest run of one layout would be compared with one of another that never met such a
+    minute."""
+
+    return replace(
+        points[0],
+        wall_s=statistics.median(each.wall_s for each in points),
+        busy_s={kind: statistics.median(each.busy_s[kind] for each in points) for kind in points[0].busy_s},
+        process_s=statistics.median(each.process_s for each in points),
+        driver_s=statistics.median(each.driver_s for each in points),
+        fixed=statistics.median(each.fixed for each in points),
+        disturbed=statistics.median(each.disturbed for each in points),
+    )
 
 
 def main() -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster.actors import stderr_tail
+from orchestrator.cluster.actors import post_mortem
 from orchestrator.cluster.actors.host_relay import RelayActor
-from orchestrator.cluster.actors.post_mortem import PostMortem
-from orchestrator.cluster.actors.stderr_tail import StderrTail
+from orchestrator.cluster.actors.post_mortem import PostMortem, StderrTail
 from tests.cluster.callers import exchanged
 from tests.projects import REPOSITORY
 
@@ -22,7 +21,7 @@ ENDS = "import os, sys; sys.stdin.readline(); os.write(2, b'{}'); os.abort()"
 
 
 def test_they_are_heard_when_process_and_file_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stderr_tail, "_MOST_BYTES", 5)
+    monkeypatch.setattr(post_mortem, "_MOST_BYTES", 5)
     file = tmp_path / "err"
     with file.open("w") as err:
         command = [sys.executable, "-c", ENDS.format("all is lost")]

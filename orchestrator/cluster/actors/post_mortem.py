@@ -7,11 +7,14 @@ another host is known as well as one on the driver's, as long as that host lives
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
-from orchestrator.cluster.actors.stderr_tail import StderrTail
 from orchestrator.worker.member.crash_record import CrashRecordReader
+
+_MOST_BYTES: Final = 2**20  # Ray puts the stacks behind them
 
 
 class PostMortem(NamedTuple):
@@ -23,8 +26,31 @@ class PostMortem(NamedTuple):
     not_set_up: str = ""  # why its process never began, as Ray has told
 
 
+class StderrTail:
+    """The end of what one process has written to its standard error.
+
+    Python's own words go to the event queue (`capture_prints`), so libraries in C++ say the rest. An exception that nothing
+    catches, such as that of a destructor, aborts the process, and its text stands there alone. Ray has the descriptor lead to
+    a file for each process. It is opened while the process lives, so that it can be read when process and file are gone."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises OSError when there is nothing to be read: the process is dead already, or writes to no file."""
+        path = Path(f"/proc/{pid}/fd/2")
+        if not path.is_file():  # to open a pipe would wait for its other end
+            raise FileNotFoundError(f"{path} is no file")
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> str:
+        """The last megabyte of it at most."""
+        size = os.fstat(self._file).st_size
+        return os.pread(self._file, _MOST_BYTES, max(0, size - _MOST_BYTES)).decode(errors="replace")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
 class Witness:
-    """The one of a process."""
+    """Reads the post-mortem of a process."""
 
     def __init__(self, crash_record: CrashRecordReader, stderr_tail: StderrTail | None) -> None:
         self._crash_record = crash_record

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from orchestrator.common.import_string import raised
 from orchestrator.errors import Inconsistent, OrchestratorError, RunFailed
@@ -58,9 +57,6 @@ class Cut:
     batch: int
     rung: int
     kept: tuple[int, ...]
-
-
-State = Literal["waiting", "finished", "failed", "pruned"]
 
 
 @dataclass

@@ -107,22 +107,6 @@ def _fixed(spans: Iterable[Mapping[str, Any]]) -> float:
     return max(0.0, statistics.median(shares)) if shares else 0.0
 
 
-def typical(points: Sequence[Measured]) -> Measured:
-    """The median of each figure over several runs of one layout, made in turn with others. A virtual machine is now faster
-    and now slower for a minute; the fastest run of one layout would be compared with one of another that never met such a
-    minute."""
-
-    return replace(
-        points[0],
-        wall_s=statistics.median(each.wall_s for each in points),
-        busy_s={kind: statistics.median(each.busy_s[kind] for each in points) for kind in points[0].busy_s},
-        process_s=statistics.median(each.process_s for each in points),
-        driver_s=statistics.median(each.driver_s for each in points),
-        fixed=statistics.median(each.fixed for each in points),
-        disturbed=statistics.median(each.disturbed for each in points),
-    )
-
-
 def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: float) -> Conditions:
     """Derive the conditions of a cluster from measured runs. points: at least one run of one worker without servers, who
     talks to nobody; those of more give the cost of messages. cores: that workers share, 0 where each has its own; byte_s:

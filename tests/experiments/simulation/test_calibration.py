@@ -17,7 +17,6 @@ from orchestrator.experiments.simulation.calibration import (
     calibrate,
     measured,
     predicted,
-    typical,
 )
 from orchestrator.experiments.simulation.candidates import Candidate, candidates, choose, numbers_of_workers, table
 from orchestrator.experiments.simulation.conditions import Conditions, Network
@@ -120,15 +119,6 @@ def test_what_is_done_once_in_a_step_is_told_from_its_micro_batches() -> None:
 
 def window(first: int, steps: int, member: str = "worker 0", **seconds: float) -> dict[str, Any]:
     return {"member": member, "first": first, "steps": steps, "seconds": seconds, "busy": dict(seconds), "process": 1.0}
-
-
-def test_of_several_runs_of_a_layout_each_figure_is_the_median_of_theirs() -> None:
-    of = Layout("ring", 1)
-    told = [
-        Measured(of, wall, {"compute": wall / 2, "wait": 0.0}, 2 * wall, driver, 7)
-        for wall, driver in [(1.0, 9.0), (5.0, 1.0), (2.0, 3.0)]
-    ]
-    assert typical(told) == Measured(of, 2.0, {"compute": 1.0, "wait": 0.0}, 4.0, 3.0, 7)
 
 
 def test_a_step_is_the_median_of_its_windows_and_the_first_step_is_none() -> None:
