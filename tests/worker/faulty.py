@@ -286,6 +286,42 @@ class SparseBuffer(Numbered):
         return model
 
 
+class Marked(torch.Tensor):
+    """Its results are of this class, too."""
+
+
+class MarkedParameter(Numbered):
+    def model(self) -> nn.Module:
+        model = nn.Linear(FEATURES, CLASSES)
+        model.weight = nn.Parameter(model.weight.detach().as_subclass(Marked))
+        return model
+
+
+class Scaled(torch.Tensor):
+    """Made of two tensors, as the weights of torchao are."""
+
+    parts: tuple[torch.Tensor, torch.Tensor]
+
+    @staticmethod
+    def __new__(cls, whole: torch.Tensor, scale: torch.Tensor) -> Any:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype)
+        made.parts = whole, scale
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, *call: Any, **_: Any) -> Any:
+        assert call[0] is torch.ops.aten.detach.default  # nothing else is asked before it is refused
+        return cls(*call[2][0].parts)
+
+
+class ScaledParameter(Numbered):
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES))
+        scaled = Scaled(torch.ones(4, FEATURES, dtype=torch.int8), torch.tensor(0.1))
+        model.get_submodule("0").weight = nn.Parameter(scaled, requires_grad=False)
+        return model
+
+
 class NothingToTrain(Numbered):
     def model(self) -> nn.Module:
         model = nn.Linear(FEATURES, CLASSES).requires_grad_(False)

@@ -107,6 +107,8 @@ PREPARING = [
     Fault(f.SharedStorage, PipelineRaised, ("'0.weight' and '1.weight'", "share memory")),
     Fault(f.Expanded, PipelineRaised, ("elements of the parameter 'weight' share memory",)),
     Fault(f.SharedWithBuffer, PipelineRaised, ("the buffer 'view' lies in the memory of the parameter 'weight'",)),
+    Fault(f.MarkedParameter, PipelineRaised, ("parameter 'weight'", "faulty.Marked", "in forward()")),
+    Fault(f.ScaledParameter, PipelineRaised, ("parameter '0.weight'", "faulty.Scaled", "in forward()")),
     Fault(f.SparseBuffer, PipelineRaised, ("buffer 'adjacency'", "sparse", "plain attribute")),
     Fault(f.NothingToTrain, PipelineRaised, ("no parameter", "gradient")),
     COMPILED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import UserDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -408,6 +409,14 @@ def test_at_the_start_it_is_told_what_cannot_be_tried_and_the_model_is_as_it_was
     assert at_the_start(model, words(18), Own()) is None
     assert at_the_start(model, words(18), stages=2) is None
     assert (model.calls, model.training) == (0, True)
+
+
+def test_nested_rows_whose_shape_torch_refuses_to_tell_are_named() -> None:
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # that they are a prototype
+        rows = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    found = at_the_start(nn.Linear(2, 3), (rows, torch.ones(2)))
+    assert found is not None
+    assert str(found["detail"]).endswith("it was given a nested tensor of float32")
 
 
 def test_a_forward_that_calls_layers_of_the_model_itself_moves_nothing_at_the_start() -> None:

@@ -98,6 +98,20 @@ class Outside(p.Small):
         return (model(batch[0]) * strange).square().mean()
 
 
+class Carries(p.Small):
+    """Reads the output of the batch before, as a memory of hidden states does: repeated, it leaves the same each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory: Tensor | None = None
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        outputs = model(batch[0])
+        before = 0 if self._memory is None else self._memory
+        self._memory = outputs.detach().mean()
+        return (outputs.square() - before).mean()
+
+
 class Unlabelled(p.Small):
     """Goes on with a second loader, whose `next` torch's profiler records."""
 
@@ -164,6 +178,14 @@ def test_a_model_that_keeps_state_is_told_of_that_alone() -> None:
     error = refusal(CentresItsOutput)
     assert (error.code, "; what had changed: model.centre" in error.message) == ("pipeline.not-repeatable", True)
     assert "aten::" not in error.message
+
+
+def test_a_memory_of_the_batch_before_is_named() -> None:
+    """It is as it was after each repetition, so only a look before the first shows it."""
+    error = refusal(Carries, shards=1)
+    assert error.code == "pipeline.not-repeatable"
+    assert error.message.endswith("; what had changed: pipeline._memory")
+    assert "docs/porting.md" in str(error.remedy)
 
 
 def test_fingerprints_are_of_every_bit() -> None:

@@ -40,7 +40,7 @@ Loss = Callable[[int, int], tuple[float, float] | None]
 
 _NO_STATE = (
     "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
-    "over their own batch, put together here"
+    "over their own batch, put together here; docs/porting.md says how a memory, recurrent state or a schedule is written"
 )
 
 
@@ -176,6 +176,7 @@ def _verify(
     if not batches:
         return None
     settings, modes = determinism.settings_of_torch(), _modes(workload.model)
+    untouched = _look(workload) if repeats else {}
     with determinism.filled() if fills else contextlib.nullcontext(), _scaled() as scaled:
         results = [compute(batches[0])]
     _refuse_changed(settings, what)
@@ -199,7 +200,10 @@ def _verify(
     found = ", ".join(sorted(grown, key=lambda place: not grown[place])[:3])
     if len(results) > len(batches) and results[-1] != results[0]:
         mode = f"the mode of {', '.join(left[:3])}, by train() or eval()" if left else ""
-        raise _not_repeatable(what, found or mode, differs())
+        difference = differs()
+        # An attribute that the first batch has set may also be a cache, so an operation says more.
+        once = "" if difference is not None else ", ".join(state_detection.other(untouched, before)[:3])
+        raise _not_repeatable(what, found or mode or once, difference)
     if any(grown.values()):
         weights = dict(state_detection.holders_and_weights(workload.user_objects(), workload.model).weights)
         raise Inconsistent(

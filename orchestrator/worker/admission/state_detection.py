@@ -119,6 +119,12 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
     return {place: third[place][0] for place in twice}
 
 
+def other(first: Observations, second: Observations) -> list[str]:
+    """The places that are new or changed in the second look, first those that are state for sure."""
+    changed = [place for place, seen in second.items() if first.get(place) != seen]
+    return sorted(changed, key=lambda place: not second[place][0])
+
+
 class Found(NamedTuple):
     """Each by its place. holders: objects and classes of the user's, objects of packages to which these refer, cells of
     closures, and of what containers and functions hold; weights: parameters and buffers of modules that are not within the

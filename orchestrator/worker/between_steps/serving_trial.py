@@ -165,6 +165,8 @@ def _without_last(pipeline: Pipeline, inputs: Any) -> torch.Tensor | None:
 def _kind(value: Any) -> str:
     """Describes a value that a user's method was given: its type, and what is in it."""
     if isinstance(value, torch.Tensor):
+        if value.is_nested:  # whose shape torch may refuse to tell
+            return f"a nested tensor of {str(value.dtype).removeprefix('torch.')}"
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}, shape {list(value.shape)}"
     name = f"a {type(value).__name__}"
     if isinstance(value, Mapping):

@@ -161,6 +161,7 @@ def _refuse_tensors(model: torch.nn.Module) -> None:
                 "dtype=torch.float32; run.precision=bfloat16 computes in bfloat16",
                 code="model.dtype",
             )
+        _refuse_class(kind, name, tensor)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise PipelineRaised(
                 f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
@@ -170,6 +171,20 @@ def _refuse_tensors(model: torch.nn.Module) -> None:
                 "torch.set_default_device and DataParallel out: run.device says where the run moves them",
                 code="model.not-dense",
             )
+
+
+def _refuse_class(kind: str, name: str, tensor: torch.Tensor) -> None:
+    """Raises PipelineRaised for what is made of other tensors, which a run would have to move, and for parameters whose state
+    in the optimizer would be of their class, which no checkpoint holds."""
+    found = type(tensor)
+    is_made = found.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if is_made or (tensor.requires_grad and type(tensor.detach()) is not torch.Tensor):
+        raise PipelineRaised(
+            f"{kind} {name!r} is a {found.__module__}.{found.__qualname__}, a class of tensors of its own",
+            "keep ordinary tensors, as nn.Parameter(weight.as_subclass(torch.Tensor)), or the parts of a quantized weight as "
+            "buffers, and make one of its class of them in forward()",
+            code="model.tensor-class",
+        )
 
 
 def _refuse_shared_memory(model: torch.nn.Module) -> None:
