@@ -53,8 +53,8 @@ class ClientSampler:
         self._shards = order.shards
         self._rows = [last - first for first, last in (order.rows(0, slot) for slot in range(order.shards))]
         self._owning = [client for client, part in enumerate(parts) if len(part.samples)]
-        self._drawn_anew = len(parts) > order.shards
-        if self._drawn_anew and len(self._owning) < order.shards:
+        self.are_drawn = len(parts) > order.shards
+        if self.are_drawn and len(self._owning) < order.shards:
             raise ConfigurationError(
                 [
                     f"data.shards: {order.shards} shards, but only {len(self._owning)} of {len(parts)} clients own samples; in "
@@ -70,7 +70,7 @@ class ClientSampler:
 
     def client(self, round_: int, slot: int) -> int:
         """The one that this slot plays in this round."""
-        return self._sampled(round_)[slot] if self._drawn_anew else slot
+        return self._sampled(round_)[slot] if self.are_drawn else slot
 
     def samples(self, round_: int, slot: int) -> int:
         """How many the client owns that this slot plays in this round."""

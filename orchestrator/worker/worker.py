@@ -114,7 +114,9 @@ class Worker:
         with phases.of("optimizer and memory", "worker"):
             context = self._context(device, whole_on)
             self._strategy = strategy_of(context)
-            refusals.refuse_absence(plan, keeps=self._strategy.keeps_shard_state)
+            keeps = self._strategy.keeps_shard_state
+            refusals.refuse_absence(plan, keeps=keeps)
+            refusals.refuse_kept_of_clients(drawn=self._workload.samples.draws_clients, keeps=keeps)
             self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         refusals.refuse_unwatched(plan, validates=bool(self._workload.evaluation_batches))

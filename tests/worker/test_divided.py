@@ -200,6 +200,10 @@ def test_a_partition_is_a_fact_only_where_there_is_one() -> None:
             {"partition": {"name": "iid"}, "shards": 23, "batch_size": 23},
             "data.shards: 23 clients for 22 training samples",
         ),
+        (  # what a shard had dropped of one client's gradient was added to that of another
+            {"partition": {"name": "natural"}, "shards": 3, "compression": {"name": "quantize"}},
+            "there are more clients than shards",
+        ),
     ],
 )
 def test_what_only_the_data_show_is_told_by_the_first_worker(settings: dict[str, Any], words: str) -> None:

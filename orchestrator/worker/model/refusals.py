@@ -278,6 +278,19 @@ def refuse_absence(plan: Plan, *, keeps: bool) -> None:
         )
 
 
+def refuse_kept_of_clients(*, drawn: bool, keeps: bool) -> None:
+    """Raises ConfigurationError where a shard would add what it kept of one client to the gradient of another."""
+    if drawn and keeps:
+        raise ConfigurationError(
+            [
+                "data.partition: there are more clients than shards, so a shard plays another one in each round, and what "
+                "it keeps from step to step (error feedback, a contribution's state) belongs to the one before"
+            ],
+            "set compression.error_feedback=false, train without what is kept, or have as many data.shards as clients",
+            code="data.kept-of-clients",
+        )
+
+
 def refuse_kept(plan: Plan, *, keeps: bool) -> None:
     """Raises ConfigurationError where others are to compute contributions that have a state."""
     kept = (

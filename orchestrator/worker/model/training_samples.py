@@ -180,6 +180,11 @@ class TrainingSamples:
         client = f", client {self._sampler.client(round_, shard)}" if isinstance(self._sampler, ClientSampler) else ""
         return f"{client}, shard {shard}"
 
+    @property
+    def draws_clients(self) -> bool:
+        """Whether a shard plays another client in each round."""
+        return isinstance(self._sampler, ClientSampler) and self._sampler.are_drawn
+
     def remedy_for_one_row(self, step: int, shard: int) -> str | None:
         """The remedy if batch normalisation found a single row in a client's micro-batch; None if it is not a client's."""
         if not isinstance(self._sampler, ClientSampler) or self.is_secret:
