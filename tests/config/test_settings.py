@@ -1097,7 +1097,9 @@ def test_every_name_that_a_key_can_be_set_to_says_what_it_does() -> None:
     assert list(OPTIMIZER_NAMES) == list(OPTIMIZERS)
     for named in (*(table.sentences() for table in TABLES.values()), OPTIMIZER_NAMES):
         for name, does in named.items():
-            assert re.fullmatch(r"[A-Z0-9`][^|]{15,118}\.", does), name
+            assert re.fullmatch(r"[A-Z0-9`][^|]{15,118}\.", does), (
+                f"{name}: {does!r} has 17 to 120 characters and ends with a full stop"
+            )
             assert f"| `{name}` | {does} |\n" in page
 
 
