@@ -257,10 +257,10 @@ def _result(answer: dict[str, Any]) -> Any:
 
 
 class _Printing(pickle.Pickler):
-    """Tensors by their values: their own pickles hold addresses."""
+    """Tensors by their values: their own pickles hold addresses. Those of sparse and nested ones are of dense tensors."""
 
     def persistent_id(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
             return None
         digest = hashlib.sha256()
         digests.update(digest, "", value)

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from orchestrator.adapters.source import Source
 from orchestrator.cluster.forkserver.children import child
 from orchestrator.common.values import Steps
-from orchestrator.data.loaders import Key, Loaders, Recipe, is_compared, upcoming
+from orchestrator.data.loaders import Key, Loaders, Recipe, fingerprint, is_compared, upcoming
 from orchestrator.data.order import Epochs
 from orchestrator.data.sampling.orders import shuffled
 from tests.products import thinned
@@ -183,6 +184,15 @@ def test_a_loader_ends_when_its_worker_is_killed() -> None:
 def test_a_run_has_the_same_bits_with_loaders(pipeline: type[p.Small], layout: Layout, loaders: int) -> None:
     reference = train(pipeline, ONE, epochs=2)
     assert train(pipeline, layout, epochs=2, loaders=loaders).trace == reference.trace
+
+
+def test_a_fingerprint_of_nested_rows_is_of_their_values() -> None:
+    """Torch tells no shape of the strided kind."""
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # that they are a prototype
+        one, same, other = (
+            torch.nested.nested_tensor([torch.full((2, 3), x), torch.ones(1, 3)]) for x in (1.0, 1.0, 2.0)
+        )
+    assert fingerprint((one,)) == fingerprint((same,)) != fingerprint((other,))
 
 
 @pytest.mark.ray
