@@ -1028,8 +1028,9 @@ SHOWN CUresult cuMemHostRegister_v2(void* address, size_t size, unsigned flags) 
 // torch looks them up and does not call them here.
 #define REFUSED(name) SHOWN CUresult refused_##name() __asm__(#name); CUresult refused_##name() { return note("no %s", #name), CUDA_ERROR_NOT_SUPPORTED; }
 #undef cuStreamWriteValue32
+#undef cuMemGetAddressRange
 REFUSED(cuStreamWriteValue32) REFUSED(cuMulticastAddDevice) REFUSED(cuMulticastBindMem) REFUSED(cuMulticastCreate) REFUSED(cuMulticastUnbind)
-REFUSED(cuGreenCtxCreate) REFUSED(cuGreenCtxDestroy) REFUSED(cuGreenCtxStreamCreate) REFUSED(cuCtxFromGreenCtx)
+REFUSED(cuMemGetAddressRange) REFUSED(cuGreenCtxCreate) REFUSED(cuGreenCtxDestroy) REFUSED(cuGreenCtxStreamCreate) REFUSED(cuCtxFromGreenCtx)
 REFUSED(cuDevResourceGenerateDesc) REFUSED(cuDevSmResourceSplitByCount) REFUSED(cuDeviceGetDevResource)
 
 static void* named(const char* name) {
@@ -1053,7 +1054,7 @@ SHOWN cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** plac
 // ---- versions of the other libraries ------------------------------------------------------------------------------------
 
 SHOWN int cublasGetProperty(int kind, int* value) { return *value = kind == 0 ? 13 : kind == 1 ? 1 : 0, 0; }
-SHOWN size_t cudnnGetVersion() { return 91900; }
+SHOWN size_t cudnnGetVersion() { return 92000; }
 SHOWN size_t cudnnGetCudartVersion() { return 13000; }
 SHOWN int ncclGetVersion(int* version) { return *version = 22809, 0; }
 
