@@ -7,6 +7,7 @@ files are neither code of the user's nor data. It does not look at `site-package
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import cache
@@ -23,6 +24,17 @@ def library_folders() -> tuple[str, ...]:
 def is_of_python(file: str) -> bool:
     """Whether a file stands in the standard library or where packages are installed, whatever it is a link to."""
     return bool(SITES & set(file.split("/"))) or any(file.startswith(f"{folder}/") for folder in library_folders())
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is of an installed distribution, wherever that lies."""
+    return "-packages" in file or _is_below(file, installed_beside(tuple(sys.path), str(Path.cwd())))
+
+
+@cache
+def _is_below(file: str, places: tuple[str, ...]) -> bool:
+    whole = os.path.realpath(file)
+    return any(whole == place or whole.startswith(f"{place}/") for place in places)
 
 
 @cache

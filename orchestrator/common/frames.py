@@ -12,15 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.distributions import is_installed
+
 _OWN = Path(__file__).resolve().parents[1]
-_PACKAGES = "-packages"  # in the file of an installed package
 _LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<")  # how Python's files begin, and code that is in no file
 _adopted: set[str] = set()
 
 
 def is_users(frame: traceback.FrameSummary) -> bool:
     """Whether it is neither ours, nor Python's, nor an installed package's."""
-    return not (is_own(frame) or _PACKAGES in frame.filename or frame.filename.startswith(_LIBRARIES))
+    return not (is_own(frame) or frame.filename.startswith(_LIBRARIES) or is_installed(frame.filename))
 
 
 def is_own(frame: traceback.FrameSummary) -> bool:
@@ -39,7 +40,7 @@ def is_users_module(name: str | None) -> bool:
     """Whether a module of this name is part of a project: not of a package, of Python, or of orchestrator."""
     file = file_of(sys.modules.get(name or ""))
     return (
-        not is_base_module(name or "") and file is not None and (_PACKAGES not in file or _top(name or "") in _adopted)
+        not is_base_module(name or "") and file is not None and (_top(name or "") in _adopted or not is_installed(file))
     )
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from orchestrator.common.distributions import is_installed
 from orchestrator.pipeline import Pipeline
 
-_PACKAGES = "-packages"  # in the file of a function: modules of packages have caches and counters of their own
 _OPAQUE = (type, types.ModuleType, Pipeline)
 _PLAIN = (type(None), bool, int, float, str)
 _DATA = (Dataset, DataLoader)
@@ -137,7 +137,8 @@ def content(cell: types.CellType) -> Any:
 
 
 def _is_users(function: types.FunctionType) -> bool:
-    return _PACKAGES not in function.__code__.co_filename and not function.__module__.startswith("orchestrator.")
+    """Not of a package: modules of packages have caches and counters of their own."""
+    return not function.__module__.startswith("orchestrator.") and not is_installed(function.__code__.co_filename)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

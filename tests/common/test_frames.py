@@ -15,6 +15,7 @@ import torch
 from orchestrator.cluster.forkserver import equivalence
 from orchestrator.common import frames
 from orchestrator.data import loaders
+from orchestrator.optim import aside
 from orchestrator.provenance.code import imported, marks
 
 
@@ -56,6 +57,21 @@ def test_the_modules_of_a_project_are_those_that_it_imports_but_for_packages(
     variables = frames.variables_of({"deep": vars(module)})
     names = (f"{of}_library", "count", "other", "number", "Pipeline")
     assert variables == {f"deep.{name}": getattr(module, name) for name in names}
+
+
+def test_a_package_in_a_folder_of_any_name_is_none_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` puts torch: a generator of it was taken for an object of the user's, and written to."""
+    of = f"of_{tmp_path.name}"
+    for name in (of, f"{of}_beside"):
+        (tmp_path / f"{name}.py").write_text("def count():\n    pass\n")
+    (tmp_path / "it-1.0.dist-info").mkdir()
+    (tmp_path / "it-1.0.dist-info" / "RECORD").write_text(f"{of}.py,sha256=x,9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed, beside = map(importlib.import_module, (of, f"{of}_beside"))
+    assert [frames.is_users_module(each.__name__) for each in (installed, beside)] == [False, True]
+    assert [aside._is_users(each.count) for each in (installed, beside)] == [False, True]
 
 
 def test_an_installed_package_is_the_users_once_it_is_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
