@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.common.distributions import is_installed
+
 _MAPS = Path("/proc/self/maps")
 _DPKG = Path("/var/lib/dpkg")
-_PACKAGED = ("site-packages", "dist-packages")
 _NEEDED, _SONAME, _STRTAB = 1, 14, 5  # DT_*
 _LOAD, _DYNAMIC = 1, 2  # PT_*
 
@@ -118,7 +119,7 @@ def _text(image: mmap.mmap, at: int) -> str:
 
 
 def _is_packaged(file: Path, prefix: Path | None) -> bool:
-    return any(part in _PACKAGED for part in file.parts) or (prefix is not None and file.is_relative_to(prefix))
+    return is_installed(str(file)) or (prefix is not None and file.is_relative_to(prefix))
 
 
 def _as_listed(file: Path) -> list[str]:
