@@ -59,6 +59,7 @@ _NO_PROCESS_GROUP = (
     "metrics()"
 )
 _NO_GRAPH = "does not require grad and does not have a grad_fn"
+_NO_HOOK = "cannot register a hook on a tensor that doesn't require gradient"
 _ADVICE = {
     "stack expects each tensor to be equal size": _COLLATE,
     "each element in list of batch should be of equal size": _COLLATE,
@@ -412,10 +413,10 @@ def _advice(what: str, error: BaseException) -> str | None:
             "an optimizer that differentiates gradients, as AdaHessian does, finds sums over all workers here, which are "
             "values alone: take another one"
         )
-    if _NO_GRAPH in text and what.startswith("evaluation"):
+    if what.startswith("evaluation") and (_NO_GRAPH in text or _NO_HOOK in text):
         return (
-            "an evaluation computes no gradients: what differentiates, as a gradient penalty or the inner loop of MAML, is "
-            "within `with torch.enable_grad():`, in loss() and metrics()"
+            "an evaluation computes no gradients: what differentiates or has hooks on tensors, as a gradient penalty or the "
+            "inner loop of MAML, is within `with torch.enable_grad():`, in loss() and metrics()"
         )
     return next((advice for sign, advice in _ADVICE.items() if sign in text), None)
 

@@ -234,10 +234,14 @@ def test_a_loss_that_follows_from_no_parameter_is_explained() -> None:
     assert "detach()" in caught.value.remedy
 
 
-def test_gradients_within_an_evaluation_are_explained() -> None:
+@pytest.mark.parametrize(
+    "differentiate",
+    [lambda point: torch.autograd.grad(point * 2, point), lambda point: (point * 2).register_hook(torch.neg)],
+)
+def test_gradients_within_an_evaluation_are_explained(differentiate: Callable[[torch.Tensor], object]) -> None:
     point = torch.ones((), requires_grad=True)
     with pytest.raises(PipelineRaised) as caught, naming("evaluation (step 3, validation batch 0)"), torch.no_grad():
-        torch.autograd.grad(point * 2, point)
+        differentiate(point)
     assert "torch.enable_grad()" in caught.value.remedy
 
 

@@ -14,7 +14,7 @@ ANSWERS = {
     "cublasGetProperty": "(int kind, int* value) { *value = kind == 0 ? 13 : kind == 1; return 0; }",
     "cublasGetVersion_v2": "(void*, int* value) { *value = 130100; return 0; }",
     "cudnnGetVersion": "() { return 92000; }",
-    "cudnnGetProperty": "(int kind, int* value) { *value = kind == 0 ? 9 : kind == 1 ? 19 : 0; return 0; }",
+    "cudnnGetProperty": "(int kind, int* value) { *value = kind == 0 ? 9 : kind == 1 ? 20 : 0; return 0; }",
     "cudnnGetCudartVersion": "() { return 13000; }",
     "ncclGetVersion": "(int* version) { *version = 22809; return 0; }",
 }
