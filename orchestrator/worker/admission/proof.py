@@ -176,7 +176,9 @@ def _verify(
     if not batches:
         return None
     settings, modes = determinism.settings_of_torch(), _modes(workload.model)
-    untouched = _look(workload) if repeats else {}
+    untouched: state_detection.Observations = {}
+    with contextlib.suppress(OrchestratorError):  # parts of the model may be in another stage already
+        untouched = _look(workload) if repeats else {}
     with determinism.filled() if fills else contextlib.nullcontext(), _scaled() as scaled:
         results = [compute(batches[0])]
     _refuse_changed(settings, what)
@@ -202,8 +204,8 @@ def _verify(
         mode = f"the mode of {', '.join(left[:3])}, by train() or eval()" if left else ""
         difference = differs()
         # An attribute that the first batch has set may also be a cache, so an operation says more.
-        once = "" if difference is not None else ", ".join(state_detection.other(untouched, before)[:3])
-        raise _not_repeatable(what, found or mode or once, difference)
+        changed = state_detection.other(untouched, before) if untouched and difference is None else []
+        raise _not_repeatable(what, found or mode or ", ".join(changed[:3]), difference)
     if any(grown.values()):
         weights = dict(state_detection.holders_and_weights(workload.user_objects(), workload.model).weights)
         raise Inconsistent(
